@@ -1,0 +1,143 @@
+//! Misses: flights that others join, runs of neighbouring extents filled from one GET each, retries.
+
+mod opening;
+mod run;
+
+use std::collections::VecDeque;
+use std::iter::Peekable;
+use std::num::NonZeroU64;
+use std::sync::Arc;
+use std::time::Duration;
+
+use backon::ExponentialBuilder;
+use tokio_util::task::TaskTracker;
+
+use crate::buffer::arena::Arena;
+use crate::buffer::{ExactBuffer, Extent};
+use crate::cache::Cache;
+use crate::config::FetchConfig;
+use crate::flight::{Flights, Interest, Tower, Waiter};
+use crate::ledger::Ledger;
+use crate::metadata::Directory;
+use crate::object::{ExtentKey, Metadata, ObjectName};
+use crate::range::{ByteRange, Cut, RangeSpec};
+use crate::store::Store;
+use crate::telemetry::Metrics;
+pub use opening::{Opened, Opening};
+use run::Run;
+
+/// The first pause before another try; it doubles, with jitter, up to [`RETRY_PAUSE_MAX`].
+const RETRY_PAUSE_MIN: Duration = Duration::from_millis(50);
+const RETRY_PAUSE_MAX: Duration = Duration::from_secs(2);
+
+/// Finds extents, in the cache or in flight, and fetches what is missing.
+#[derive(Debug)]
+pub struct Fetcher {
+    cache: Arc<Cache>,
+    directory: Arc<Directory>,
+    arena: Arc<Arena>,
+    ledger: Arc<Ledger>,
+    extents: Arc<Flights<ExtentKey, Extent>>,
+    openings: Arc<Flights<(ObjectName, RangeSpec), Arc<Opening>>>,
+    tracker: TaskTracker,
+    metrics: Arc<Metrics>,
+    config: FetchConfig,
+}
+
+/// Where an extent was found.
+#[derive(Debug)]
+pub enum Found {
+    /// In memory.
+    Hit(Extent),
+    /// It is being fetched for another read.
+    Joined(Waiter<Extent>),
+    /// It is being fetched for this read.
+    Led(Waiter<Extent>),
+}
+
+impl Fetcher {
+    /// A fetcher that fills buffers of `arena`, charged to `ledger`, into `cache`.
+    #[expect(clippy::too_many_arguments, reason = "it is built once, from all that lies below it")]
+    pub fn new(
+        cache: Arc<Cache>,
+        directory: Arc<Directory>,
+        arena: Arc<Arena>,
+        ledger: Arc<Ledger>,
+        tracker: TaskTracker,
+        metrics: Arc<Metrics>,
+        config: FetchConfig,
+    ) -> Self {
+        Self { cache, directory, arena, ledger, extents: Arc::default(), openings: Arc::default(), tracker, metrics, config }
+    }
+
+    /// Longest extent, in bytes.
+    pub fn extent_max(&self) -> NonZeroU64 {
+        self.config.extent_max
+    }
+
+    /// Flights under way.
+    pub fn flights(&self) -> usize {
+        self.extents.count() + self.openings.count()
+    }
+
+    /// Finds the next extent of a read. When it is missing its missing neighbours are fetched with it, as one run; they
+    /// are put into `neighbours` and taken from `pieces`.
+    pub fn find(
+        self: &Arc<Self>,
+        store: &Arc<Store>,
+        metadata: &Arc<Metadata>,
+        pieces: &mut Peekable<Cut>,
+        neighbours: &mut VecDeque<Found>,
+    ) -> Option<Found> {
+        let first = pieces.next()?;
+        let key = |range| ExtentKey::new(Arc::clone(&metadata.id), range);
+        let first_key = key(first);
+        if let Some(extent) = self.cache.get(&first_key) {
+            return Some(Found::Hit(extent));
+        }
+        let mut tower = self.extents.look();
+        if let Some(waiter) = tower.join(&first_key) {
+            return Some(Found::Joined(waiter));
+        }
+        // A flight ends after its extent is in the cache: what was missing before the look may have landed since.
+        if let Some(extent) = self.cache.get(&first_key) {
+            return Some(Found::Hit(extent));
+        }
+        let interest = Interest::new();
+        let (landing, waiter) = tower.lead(first_key, &interest);
+        let mut landings = VecDeque::from([landing]);
+        let mut run = first;
+        while let Some(piece) = pieces.next_if(|piece| {
+            let length = piece.end() - first.start();
+            length <= self.config.run_max.get() && self.is_missing(&tower, &key(*piece))
+        }) {
+            let (landing, waiter) = tower.lead(key(piece), &interest);
+            landings.push_back(landing);
+            neighbours.push_back(Found::Led(waiter));
+            run = run.until(piece.end());
+        }
+        drop(tower);
+        let run = Run::new(Arc::clone(store), Arc::clone(metadata), run, landings, interest.token());
+        let fetcher = Arc::clone(self);
+        self.tracker.spawn(async move { fetcher.fill(run).await });
+        Some(Found::Led(waiter))
+    }
+
+    fn is_missing(&self, tower: &Tower<'_, ExtentKey, Extent>, key: &ExtentKey) -> bool {
+        tower.join(key).is_none() && !self.cache.contains(key)
+    }
+
+    /// Pauses between tries; as many as there are retries.
+    fn pauses(&self) -> ExponentialBuilder {
+        ExponentialBuilder::default()
+            .with_min_delay(RETRY_PAUSE_MIN)
+            .with_max_delay(RETRY_PAUSE_MAX)
+            .with_max_times(self.config.retries)
+            .with_jitter()
+    }
+}
+
+/// Bytes that the buffers of a range's extents will be charged for.
+fn weight_of(range: ByteRange, extent_max: NonZeroU64) -> u64 {
+    range.cut(extent_max).map(|piece| ExactBuffer::weight_of(piece.len())).fold(0, u64::saturating_add)
+}

@@ -1,0 +1,168 @@
+//! Openings: learning of an object by reading it, so that a first read costs one request.
+
+use std::num::NonZeroU64;
+use std::sync::Arc;
+
+use backon::Retryable;
+
+use super::run::Run;
+use super::{Fetcher, weight_of};
+use crate::buffer::{ExactBuffer, Extent};
+use crate::error::Error;
+use crate::flight::{Interest, Landing, Waiter};
+use crate::ledger::Grant;
+use crate::metadata::Known;
+use crate::object::{ExtentKey, Metadata, ObjectName};
+use crate::range::{ByteRange, RangeSpec};
+use crate::store::{Answer, Span, Store};
+
+/// The first GET of an object of which nothing was known: what it taught, and the extents it is filling.
+#[derive(Debug)]
+pub struct Opening {
+    /// What the store said.
+    pub metadata: Arc<Metadata>,
+    /// The bytes that `extents` hold, from the start of what the spec resolves to.
+    pub range: ByteRange,
+    /// They, in order; at least one.
+    pub extents: Vec<Waiter<Extent>>,
+}
+
+/// How an opening was come by.
+#[derive(Debug)]
+pub enum Opened {
+    /// By this read's own GET.
+    Led(Arc<Opening>),
+    /// By another's, which asked for the same.
+    Joined(Arc<Opening>),
+    /// Another read has learned the metadata meanwhile.
+    Known,
+    /// No single GET can answer the range: the object's size has to be asked for first.
+    NeedsSize,
+}
+
+/// What the first GET asks for, and the bytes to have a grant for before it.
+///
+/// Where the length is not known the grant is for one extent: it grows when the length is, if there is room.
+#[derive(Clone, Copy, Debug)]
+struct FirstGet {
+    span: Span,
+    weight: u64,
+}
+
+type OpeningLanding = Landing<(ObjectName, RangeSpec), Arc<Opening>>;
+
+impl Fetcher {
+    /// Learns of an object by reading: one GET for (the beginning of) what is asked for, and no HEAD before it.
+    ///
+    /// [`crate::error::Kind::RangeRefused`] says that only the object's size can tell what the range means: the object
+    /// is empty, or shorter than the range's start.
+    pub async fn open(
+        self: &Arc<Self>,
+        store: &Arc<Store>,
+        name: &ObjectName,
+        spec: RangeSpec,
+    ) -> Result<Opened, Error> {
+        let Some(first) = self.first_get(spec) else { return Ok(Opened::NeedsSize) };
+        let (waiter, led) = {
+            let mut tower = self.openings.look();
+            let key = (name.clone(), spec);
+            if let Some(waiter) = tower.join(&key) {
+                (waiter, false)
+            } else if !matches!(self.directory.known(name, store.freshness()), Known::Nothing) {
+                return Ok(Opened::Known);
+            } else {
+                let interest = Interest::new();
+                let (landing, waiter) = tower.lead(key, &interest);
+                let (fetcher, store) = (Arc::clone(self), Arc::clone(store));
+                self.tracker.spawn(async move { fetcher.lead_opening(store, first, landing, interest).await });
+                (waiter, true)
+            }
+        };
+        let opening = waiter.wait().await?;
+        Ok(if led { Opened::Led(opening) } else { Opened::Joined(opening) })
+    }
+
+    async fn lead_opening(
+        self: Arc<Self>,
+        store: Arc<Store>,
+        first: FirstGet,
+        landing: OpeningLanding,
+        interest: Interest,
+    ) {
+        let (name, _) = landing.key();
+        match self.first_answer(&store, name, first).await {
+            Ok((answer, grant)) => {
+                let run = self.begin(store, landing, interest, &answer, grant);
+                self.fill_from(run, answer).await;
+            }
+            Err(error) => landing.land(Err(error)),
+        }
+    }
+
+    async fn first_answer(
+        &self,
+        store: &Arc<Store>,
+        name: &ObjectName,
+        first: FirstGet,
+    ) -> Result<(Answer, Grant), Error> {
+        let grant = self.ledger.grant(first.weight).await?;
+        let get = || store.get(&name.key, first.span, None);
+        let answer = get.retry(self.pauses()).when(|error: &Error| error.kind().is_transient()).await?;
+        Ok((answer, grant))
+    }
+
+    fn first_get(&self, spec: RangeSpec) -> Option<FirstGet> {
+        let (run_max, extent_max) = (self.config.run_max, self.config.extent_max);
+        let exactly = |span, length| Some(FirstGet { span, weight: weight_of(ByteRange::new(0, length)?, extent_max) });
+        let one_extent = |range| FirstGet { span: Span::Part(range), weight: ExactBuffer::weight_of(extent_max.get()) };
+        match spec {
+            RangeSpec::Whole => ByteRange::new(0, run_max.get()).map(one_extent),
+            RangeSpec::From(start) => ByteRange::new(start, start.saturating_add(run_max.get())).map(one_extent),
+            RangeSpec::Part(range) => exactly(Span::Part(range.head(run_max)), range.head(run_max).len()),
+            RangeSpec::Suffix(length) => {
+                let length = NonZeroU64::new(length).filter(|length| *length <= run_max)?;
+                exactly(Span::Suffix(length), length.get())
+            }
+        }
+    }
+
+    /// Makes what was learned known, and the extents of the answer joinable.
+    fn begin(
+        &self,
+        store: Arc<Store>,
+        landing: OpeningLanding,
+        interest: Interest,
+        answer: &Answer,
+        mut grant: Grant,
+    ) -> Run {
+        let metadata = Arc::new(answer.metadata.clone());
+        let range = self.granted(answer.range, &mut grant);
+        let mut tower = self.extents.look();
+        let (landings, extents) = range
+            .cut(self.config.extent_max)
+            .map(|piece| tower.lead(ExtentKey::new(Arc::clone(&metadata.id), piece), &interest))
+            .unzip();
+        drop(tower);
+        // In this order: whoever sees the metadata sees the flights.
+        self.directory.learned(&metadata);
+        let run = Run::new(store, Arc::clone(&metadata), range, landings, interest.token());
+        landing.land(Ok(Arc::new(Opening { metadata, range, extents })));
+        run.with_grant(grant)
+    }
+
+    /// As much of the range as there is room for, from its start; at least one extent.
+    fn granted(&self, range: ByteRange, grant: &mut Grant) -> ByteRange {
+        let extent_max = self.config.extent_max;
+        let wanted = weight_of(range, extent_max);
+        if grant.try_grow_to(wanted) {
+            grant.shrink_to(wanted);
+            return range;
+        }
+        let (mut left, mut end) = (grant.left(), range.start());
+        for piece in range.cut(extent_max) {
+            let Some(after) = left.checked_sub(ExactBuffer::weight_of(piece.len())) else { break };
+            (left, end) = (after, piece.end());
+        }
+        ByteRange::new(range.start(), end).unwrap_or(range.head(extent_max))
+    }
+}

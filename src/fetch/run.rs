@@ -1,0 +1,202 @@
+//! A run: neighbouring extents filled one after the other from one GET, and again from where it broke.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use backon::BackoffBuilder;
+use tokio_util::sync::CancellationToken;
+
+use super::{Fetcher, weight_of};
+use crate::buffer::arena::Arena;
+use crate::buffer::{ExactBuffer, Extent, Inexact};
+use crate::error::{Error, Kind};
+use crate::flight::Landing;
+use crate::ledger::Grant;
+use crate::object::{ExtentKey, Metadata};
+use crate::range::ByteRange;
+use crate::store::{Answer, Span, Store};
+
+/// Neighbouring extents on their way from a store.
+#[derive(Debug)]
+pub(super) struct Run {
+    store: Arc<Store>,
+    metadata: Arc<Metadata>,
+    range: ByteRange,
+    /// Extents still to come, in order; the first of them is in `buffer`.
+    landings: VecDeque<Landing<ExtentKey, Extent>>,
+    buffer: Option<ExactBuffer>,
+    grant: Option<Grant>,
+    abandoned: CancellationToken,
+}
+
+impl Run {
+    pub(super) fn new(
+        store: Arc<Store>,
+        metadata: Arc<Metadata>,
+        range: ByteRange,
+        landings: VecDeque<Landing<ExtentKey, Extent>>,
+        abandoned: CancellationToken,
+    ) -> Self {
+        Self { store, metadata, range, landings, buffer: None, grant: None, abandoned }
+    }
+
+    pub(super) fn with_grant(mut self, grant: Grant) -> Self {
+        self.grant = Some(grant);
+        self
+    }
+
+    /// The bytes still to come.
+    fn rest(&self) -> Option<ByteRange> {
+        let extent = self.landings.front()?.key().range();
+        let missing = self.buffer.as_ref().map_or(extent.len(), |buffer| buffer.missing() as u64);
+        ByteRange::new(extent.end() - missing, self.range.end())
+    }
+
+    /// Takes the bytes that came, as far as they belong to this run; gives back those that do not.
+    ///
+    /// The last extent does not land here but when the body has ended: a body that goes on was not the one announced.
+    fn take<'a>(&mut self, mut bytes: &'a [u8], fetcher: &Fetcher) -> Result<&'a [u8], Error> {
+        while !bytes.is_empty() && self.rest().is_some() {
+            let Some(landing) = self.landings.front() else { break };
+            let mut buffer = match self.buffer.take() {
+                Some(buffer) => buffer,
+                None => allocate_for_fill(&fetcher.arena, landing.key().range(), self.grant.as_mut())?,
+            };
+            let (now, later) = bytes.split_at(bytes.len().min(buffer.missing()));
+            buffer.append(now).map_err(inexact)?;
+            bytes = later;
+            if buffer.missing() > 0 || self.landings.len() == 1 {
+                self.buffer = Some(buffer);
+                continue;
+            }
+            self.land(buffer, fetcher)?;
+            if self.abandoned.is_cancelled() {
+                return Err(Error::new(Kind::Abandoned, "nobody waits for the rest of the run"));
+            }
+        }
+        Ok(bytes)
+    }
+
+    /// Lands the first extent: into the cache, then to those who wait.
+    fn land(&mut self, buffer: ExactBuffer, fetcher: &Fetcher) -> Result<(), Error> {
+        let extent = buffer.finish().inspect_err(|_| fetcher.metrics.not_stored("inexact")).map_err(inexact)?;
+        if let Some(landing) = self.landings.pop_front() {
+            fetcher.cache.insert(landing.key().clone(), extent.clone());
+            landing.land(Ok(extent));
+        }
+        Ok(())
+    }
+
+    /// After a body that did not end well: its last extent, if it seemed whole, cannot be trusted.
+    fn distrust(&mut self) {
+        if let (None, Some(buffer)) = (self.rest(), &mut self.buffer) {
+            buffer.clear();
+        }
+    }
+}
+
+/// The allocation of every fill: a name of its own in heap profiles, so that fills stand apart.
+#[inline(never)]
+fn allocate_for_fill(arena: &Arc<Arena>, extent: ByteRange, grant: Option<&mut Grant>) -> Result<ExactBuffer, Error> {
+    let grant = grant.ok_or_else(|| Error::new(Kind::Internal, "a fill without a grant"))?;
+    ExactBuffer::allocate(arena, extent.len(), grant)
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "used as a function for map_err")]
+fn inexact(inexact: Inexact) -> Error {
+    Error::new(Kind::Internal, inexact.to_string())
+}
+
+impl Fetcher {
+    /// Fills a run from the beginning.
+    pub(super) async fn fill(&self, mut run: Run) {
+        let granted = tokio::select! {
+            grant = self.ledger.grant(weight_of(run.range, self.config.extent_max)) => grant,
+            () = run.abandoned.cancelled() => Err(Error::new(Kind::Abandoned, "nobody waited for the run")),
+        };
+        let filled = match granted {
+            Ok(grant) => {
+                run.grant = Some(grant);
+                self.pour(&mut run, None).await
+            }
+            Err(error) => Err(error),
+        };
+        self.finish(run, filled);
+    }
+
+    /// Fills a run whose first GET has been answered.
+    pub(super) async fn fill_from(&self, mut run: Run, answer: Answer) {
+        let filled = self.pour(&mut run, Some(answer)).await;
+        self.finish(run, filled);
+    }
+
+    /// Tells those who still wait what went wrong. Logged here, once for all of them.
+    fn finish(&self, run: Run, filled: Result<(), Error>) {
+        let Err(error) = filled else { return };
+        match error.kind() {
+            Kind::Changed | Kind::NotFound => self.directory.disproved(&run.metadata),
+            Kind::Abandoned => {}
+            kind => {
+                let (object, range) = (run.metadata.id.name(), run.range);
+                let detail = error.detail();
+                tracing::warn!(store = %object.store, key = ?object.key, ?range, ?kind, detail, "fill failed");
+            }
+        }
+        for landing in run.landings {
+            landing.land(Err(error.clone()));
+        }
+    }
+
+    /// Tries until the run is whole, each time from where the last try broke.
+    async fn pour(&self, run: &mut Run, mut answer: Option<Answer>) -> Result<(), Error> {
+        let mut pauses = self.pauses().build();
+        loop {
+            let error = match self.attempt(run, answer.take()).await {
+                Ok(()) => return Ok(()),
+                Err(error) if error.kind().is_transient() => error,
+                Err(error) => return Err(error),
+            };
+            let Some(pause) = pauses.next() else { return Err(error) };
+            tracing::debug!(?pause, %error, "a fill broke and is tried again");
+            run.distrust();
+            tokio::time::sleep(pause).await;
+        }
+    }
+
+    async fn attempt(&self, run: &mut Run, answer: Option<Answer>) -> Result<(), Error> {
+        let mut answer = match (answer, run.rest()) {
+            (Some(answer), _) => answer,
+            (None, Some(rest)) => {
+                let key = &run.metadata.id.name().key;
+                run.store.get(key, Span::Part(rest), run.metadata.strong_etag()).await?
+            }
+            (None, None) => return Ok(()),
+        };
+        check_version(&answer, &run.metadata)?;
+        // An answer holds more than the run where the grant did not reach for all of it.
+        let surplus_expected = answer.range.end() > run.range.end();
+        while let Some(bytes) = answer.next().await {
+            let bytes = bytes?;
+            let surplus = run.take(&bytes, self)?;
+            if surplus_expected && run.rest().is_none() {
+                break;
+            }
+            if !surplus.is_empty() {
+                return Err(answer.broke_protocol(format!("the body is longer than {:?}", answer.range)));
+            }
+        }
+        if let Some(rest) = run.rest() {
+            return Err(answer.broke_protocol(format!("the body ended {} bytes before its end", rest.len())));
+        }
+        run.buffer.take().map_or(Ok(()), |last| run.land(last, self))
+    }
+}
+
+/// Bytes of two versions are never joined.
+fn check_version(answer: &Answer, expected: &Metadata) -> Result<(), Error> {
+    if answer.metadata.id != expected.id {
+        return Err(Error::new(Kind::Changed, "the object has another version now"));
+    }
+    let (size, before) = (answer.metadata.size, expected.size);
+    if size == before { Ok(()) } else { Err(answer.broke_protocol(format!("one version with {before} and {size} bytes"))) }
+}

@@ -1,0 +1,163 @@
+//! Heap profiles: who holds memory, by call stack.
+//!
+//! The server dumps jemalloc's samples into an unnamed file, which takes a few milliseconds and next to no memory. Names
+//! are put to addresses by a short-lived process of the same binary: symbol tables take some 60 MB, and those must not
+//! stay in a process whose memory is bounded.
+
+use std::fs::File;
+use std::io::{self, BufRead, Cursor, Read};
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::Duration;
+
+use jemalloc_pprof::PROF_CTL;
+use procfs::process::{MMapPath, MemoryMap, Process};
+use tokio::process::Command;
+use tokio::time::timeout;
+
+/// The hidden command that [`symbolize`] is run by.
+pub const COMMAND: &str = "heap-profile";
+
+/// How long naming may take: a second on a busy machine, as measured.
+const SYMBOLIZE_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// The part of a dump that lists what was mapped where.
+const MAPS: &str = "MAPPED_LIBRARIES:";
+
+/// Why there is no profile.
+#[derive(Debug, thiserror::Error)]
+pub enum HeapError {
+    /// Allocations are not sampled.
+    #[error("allocations are not sampled: memory.heap_profile is off, or _RJEM_MALLOC_CONF says prof:false")]
+    Off,
+    /// The dump could not be written; it goes to `TMPDIR`.
+    #[error("cannot dump the heap: {0}")]
+    Dump(String),
+    /// The process that names addresses failed.
+    #[error("cannot put names to addresses: {0}")]
+    Symbolize(String),
+}
+
+/// Stops sampling for the life of the process.
+pub async fn switch_off() {
+    jemalloc_pprof::deactivate_jemalloc_profiling().await;
+}
+
+/// A gzipped pprof profile of live allocations, in bytes in use, with function names.
+pub async fn profile() -> Result<Vec<u8>, HeapError> {
+    let dump = dump().await?;
+    let failed = |error: io::Error| HeapError::Symbolize(error.to_string());
+    // The link of the running binary: it stays right when the file is replaced by an upgrade.
+    let child = Command::new("/proc/self/exe")
+        .arg(COMMAND)
+        .stdin(Stdio::from(dump))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::inherit())
+        .kill_on_drop(true)
+        .spawn()
+        .map_err(failed)?;
+    match timeout(SYMBOLIZE_TIMEOUT, child.wait_with_output()).await {
+        Ok(Ok(output)) if output.status.success() => Ok(output.stdout),
+        Ok(Ok(output)) => Err(HeapError::Symbolize(output.status.to_string())),
+        Ok(Err(error)) => Err(failed(error)),
+        Err(_) => Err(HeapError::Symbolize("it took too long".to_owned())),
+    }
+}
+
+async fn dump() -> Result<File, HeapError> {
+    let control = PROF_CTL.as_ref().ok_or(HeapError::Off)?;
+    let mut control = control.lock().await;
+    if !control.activated() {
+        return Err(HeapError::Off);
+    }
+    control.dump().map_err(|error| HeapError::Dump(error.to_string()))
+}
+
+/// Reads a dump of another process of this binary and returns the profile in pprof's format.
+pub fn symbolize(mut dump: impl Read) -> Result<Vec<u8>, HeapError> {
+    let failed = |error: &dyn std::fmt::Display| HeapError::Symbolize(error.to_string());
+    let mut text = String::new();
+    dump.read_to_string(&mut text).map_err(|error| failed(&error))?;
+    let here = Process::myself().and_then(|process| process.maps()).map_err(|error| failed(&error))?.0;
+    let text = translate(&text, &here);
+    let profile = pprof_util::parse_jeheap(Cursor::new(text), mappings::MAPPINGS.as_deref());
+    let profile = profile.map_err(|error| failed(&error))?;
+    Ok(profile.to_pprof(("inuse_space", "bytes"), ("space", "bytes"), None))
+}
+
+/// Rewrites the addresses of a dump to where the same code lies in this process.
+fn translate(dump: &str, here: &[MemoryMap]) -> String {
+    let there = mapped_files(dump);
+    let mut text = String::with_capacity(dump.len());
+    for line in Cursor::new(dump).lines().map_while(Result::ok).take_while(|line| line != MAPS) {
+        match line.strip_prefix('@') {
+            Some(addresses) => {
+                text.push('@');
+                for address in addresses.split_ascii_whitespace() {
+                    text.push(' ');
+                    let moved = parse_hex(address).and_then(|address| moved(address, &there, here));
+                    text.push_str(&moved.map_or_else(|| address.to_owned(), |moved| format!("{moved:#x}")));
+                }
+            }
+            None => text.push_str(&line),
+        }
+        text.push('\n');
+    }
+    text
+}
+
+/// A file mapped by the process that dumped.
+struct Mapped {
+    start: u64,
+    end: u64,
+    offset: u64,
+    path: PathBuf,
+}
+
+/// The mappings at the end of a dump, in the format of `/proc/self/maps`.
+fn mapped_files(dump: &str) -> Vec<Mapped> {
+    let maps = dump.lines().skip_while(|line| *line != MAPS).skip(1);
+    maps.filter_map(|line| {
+        let mut words = line.split_ascii_whitespace();
+        let (start, end) = words.next()?.split_once('-')?;
+        let offset = words.nth(1)?;
+        let path = words.nth(2).filter(|path| path.starts_with('/'))?;
+        Some(Mapped { start: parse_hex(start)?, end: parse_hex(end)?, offset: parse_hex(offset)?, path: path.into() })
+    })
+    .collect()
+}
+
+fn moved(address: u64, there: &[Mapped], here: &[MemoryMap]) -> Option<u64> {
+    let from = there.iter().find(|mapped| mapped.start <= address && address < mapped.end)?;
+    let in_file = address - from.start + from.offset;
+    here.iter().find_map(|map| {
+        let same = matches!(&map.pathname, MMapPath::Path(path) if *path == from.path);
+        let in_map = in_file.checked_sub(map.offset)?;
+        (same && in_map < map.address.1 - map.address.0).then(|| map.address.0 + in_map)
+    })
+}
+
+fn parse_hex(text: &str) -> Option<u64> {
+    u64::from_str_radix(text.trim_start_matches("0x"), 16).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_of_another_process_are_found_in_this_one() {
+        let here = Process::myself().unwrap().maps().unwrap().0;
+        let code = here.iter().find(|map| matches!(&map.pathname, MMapPath::Path(_)) && map.offset > 0).unwrap();
+        let MMapPath::Path(path) = &code.pathname else { unreachable!() };
+        let dump = format!(
+            "heap_v2/524288\n@ 0x1010 0x99999999\n  t*: 1: 524288 [0: 0]\n{MAPS}\n1000-2000 r-xp {:x} 00:00 1  {}\n",
+            code.offset,
+            path.display()
+        );
+        let text = translate(&dump, &here);
+        assert!(text.contains(&format!("@ {:#x} 0x99999999\n", code.address.0 + 0x10)), "{text}");
+        assert!(symbolize(Cursor::new(dump)).is_ok());
+        assert!(symbolize(Cursor::new("not a dump")).is_err());
+    }
+}

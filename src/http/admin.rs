@@ -1,0 +1,201 @@
+//! The admin API: health, metrics, and where memory is.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use http::header::{ACCEPT, CONTENT_DISPOSITION, CONTENT_TYPE};
+use http::{HeaderMap, StatusCode};
+use serde::Serialize;
+use tokio::sync::Mutex;
+
+use super::data::DataApi;
+use super::headers::problem;
+use crate::buffer::arena;
+use crate::cache::{Cache, CacheUsage};
+use crate::config::{Config, LimitSource};
+use crate::governor::{Governor, MemoryState};
+use crate::heap;
+use crate::ledger::{Held, Ledger};
+use crate::memory::sum::Sum;
+use crate::memory::{AllocatorMemory, Cgroup, CgroupMemory, ProcessMemory};
+use crate::store::StoreState;
+use crate::telemetry::{Gauges, prometheus_text};
+
+/// What the admin API looks at.
+#[derive(Debug)]
+pub struct AdminApi {
+    /// The configuration in force.
+    pub config: Config,
+    /// The data API, for its metrics and stores.
+    pub data: Arc<DataApi>,
+    /// The cache.
+    pub cache: Arc<Cache>,
+    /// The account of payload memory.
+    pub ledger: Arc<Ledger>,
+    /// The governor.
+    pub governor: Arc<Governor>,
+    /// Bytes allocated when the server was built and idle.
+    pub baseline_bytes: u64,
+    /// Whether it serves: not before it listens, and not while it drains.
+    pub ready: AtomicBool,
+    /// Held while a heap profile is made: one at a time.
+    pub profiling: Mutex<()>,
+}
+
+/// The routes of the admin API.
+pub fn router(api: Arc<AdminApi>) -> Router {
+    Router::new()
+        .route("/healthz", get(|| async { "ok\n" }))
+        .route("/readyz", get(readyz))
+        .route("/metrics", get(metrics))
+        .route("/debug/heap", get(debug_heap))
+        .route("/debug/memory", get(|State(api): State<Arc<AdminApi>>| async move { Json(api.memory()) }))
+        .route("/debug/memory/release", post(release))
+        .route("/debug/config", get(|State(api): State<Arc<AdminApi>>| async move { Json(api.config.effective.clone()) }))
+        .fallback(|| async { problem(StatusCode::NOT_FOUND, "there is no such path") })
+        .with_state(api)
+}
+
+#[derive(Serialize)]
+struct Readiness<'a> {
+    ready: bool,
+    stores: BTreeMap<&'a str, StoreState>,
+}
+
+async fn readyz(State(api): State<Arc<AdminApi>>) -> Response {
+    let ready = api.ready.load(Ordering::Acquire);
+    let stores = api.data.reader.stores().iter().map(|store| (store.name().as_str(), store.state())).collect();
+    let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    (status, Json(Readiness { ready, stores })).into_response()
+}
+
+async fn metrics(State(api): State<Arc<AdminApi>>, request: HeaderMap) -> Response {
+    let text = api.data.metrics.open_metrics(&api.gauges());
+    let accepts = request.get(ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
+    if accepts.contains("application/openmetrics-text") {
+        ([(CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text).into_response()
+    } else {
+        ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], prometheus_text(&text)).into_response()
+    }
+}
+
+async fn debug_heap(State(api): State<Arc<AdminApi>>) -> Response {
+    let Ok(_one_at_a_time) = api.profiling.try_lock() else {
+        return problem(StatusCode::SERVICE_UNAVAILABLE, "another heap profile is being made");
+    };
+    match heap::profile().await {
+        Ok(profile) => {
+            let disposition = "attachment; filename=\"heap.pb.gz\"";
+            ([(CONTENT_TYPE, "application/octet-stream"), (CONTENT_DISPOSITION, disposition)], profile).into_response()
+        }
+        Err(error) => {
+            tracing::warn!(%error, "no heap profile");
+            problem(StatusCode::SERVICE_UNAVAILABLE, error.to_string())
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct Release {
+    before: MemoryDocument,
+    after: MemoryDocument,
+    released_bytes: u64,
+}
+
+async fn release(State(api): State<Arc<AdminApi>>) -> Json<Release> {
+    let before = api.memory();
+    arena::purge_all();
+    let after = api.memory();
+    let released_bytes = before.process.rss_bytes.saturating_sub(after.process.rss_bytes);
+    Json(Release { before, after, released_bytes })
+}
+
+/// Where memory is; bytes throughout.
+#[derive(Debug, Serialize)]
+struct MemoryDocument {
+    limit_bytes: u64,
+    limit_source: LimitSource,
+    state: MemoryState,
+    process: ProcessMemory,
+    cgroup: Option<CgroupMemory>,
+    allocator: AllocatorMemory,
+    buffers: Buffers,
+    cache: CacheUsage,
+    sum: Sum,
+    accounted_bytes: u64,
+    accounted_ratio: Option<f64>,
+}
+
+#[derive(Debug, Serialize)]
+struct Buffers {
+    live_bytes: u64,
+    cached_bytes: u64,
+    filling_bytes: u64,
+    pinned_bytes: u64,
+    disk_queue_bytes: u64,
+}
+
+impl From<Held> for Buffers {
+    fn from(held: Held) -> Self {
+        Self {
+            live_bytes: held.live(),
+            cached_bytes: held.cached,
+            filling_bytes: held.filling,
+            pinned_bytes: held.pinned,
+            disk_queue_bytes: held.disk_queue,
+        }
+    }
+}
+
+impl AdminApi {
+    fn memory(&self) -> MemoryDocument {
+        let (allocator, held, cache) = (AllocatorMemory::read(), self.ledger.held(), self.cache.usage());
+        // The cache's usage counts its payload and what it costs to keep it; other payload is counted by the ledger.
+        let payload = cache.usage_bytes + held.filling + held.pinned + held.disk_queue;
+        let accounted_bytes = self.baseline_bytes + payload + cache.metadata_bytes;
+        MemoryDocument {
+            limit_bytes: self.config.memory.limit,
+            limit_source: self.config.memory.limit_source,
+            state: self.governor.state(),
+            process: ProcessMemory::read(),
+            cgroup: Cgroup::find().map(|cgroup| cgroup.read()),
+            allocator,
+            buffers: held.into(),
+            cache,
+            sum: self.config.memory.budget.sum,
+            accounted_bytes,
+            accounted_ratio: ratio(allocator.allocated_bytes, accounted_bytes),
+        }
+    }
+
+    fn gauges(&self) -> Gauges {
+        let (allocator, held, cache) = (AllocatorMemory::read(), self.ledger.held(), self.cache.usage());
+        Gauges {
+            memory: vec![
+                ("limit", self.config.memory.limit),
+                ("rss", crate::memory::resident_bytes()),
+                ("allocated", allocator.allocated_bytes),
+                ("active", allocator.active_bytes),
+                ("resident", allocator.resident_bytes),
+                ("cached", held.cached),
+                ("filling", held.filling),
+                ("pinned", held.pinned),
+                ("disk_queue", held.disk_queue),
+            ],
+            reclaiming: self.governor.state() == MemoryState::Reclaiming,
+            cache_entries: cache.entries,
+            cache_bytes: cache.usage_bytes,
+        }
+    }
+}
+
+/// `a / b` to four places; `None` where there is no ratio.
+fn ratio(a: u64, b: u64) -> Option<f64> {
+    let ten_thousandths = u128::from(a) * 10_000 / u128::from(b.max(1));
+    u32::try_from(ten_thousandths).ok().map(|n| f64::from(n) / 10_000.0)
+}

@@ -1,0 +1,231 @@
+//! The data API: `GET|HEAD /{store}/{key...}`.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::response::Response;
+use bytes::Bytes;
+use futures::stream;
+use http::header::ALLOW;
+use http::{HeaderMap, HeaderValue, Method, StatusCode};
+use percent_encoding::percent_decode_str;
+use tokio::time::Instant;
+
+use super::headers;
+use crate::error::{Error, Kind};
+use crate::object::{KEY_BYTES_MAX, ObjectKey, ObjectName, StoreName};
+use crate::range::Resolved;
+use crate::reader::{Outcome, Piece, Read, ReadBody, Reader};
+use crate::telemetry::{Metrics, ReadOutcome};
+
+/// What the data API is made of.
+#[derive(Debug)]
+pub struct DataApi {
+    /// The read path.
+    pub reader: Reader,
+    /// Where outcomes are recorded.
+    pub metrics: Arc<Metrics>,
+}
+
+/// The routes of the data API. Every path is one: keys are not routes.
+pub fn router(api: Arc<DataApi>) -> Router {
+    Router::new().fallback(answer).with_state(api)
+}
+
+async fn answer(State(api): State<Arc<DataApi>>, request: Request) -> Response {
+    let (method, response) = match *request.method() {
+        Method::GET => ("GET", get(&api, request.uri().path(), request.headers()).await),
+        Method::HEAD => ("HEAD", head(&api, request.uri().path()).await),
+        _ => ("other", not_allowed()),
+    };
+    api.metrics.response("data", method, response.status().as_u16());
+    response
+}
+
+fn not_allowed() -> Response {
+    let mut response = headers::problem(StatusCode::METHOD_NOT_ALLOWED, "objects can be read with GET and HEAD");
+    response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
+    response
+}
+
+async fn head(api: &DataApi, path: &str) -> Response {
+    let name = match object_name(path) {
+        Ok(name) => name,
+        Err(response) => return *response,
+    };
+    match api.reader.head(&name).await {
+        Ok(metadata) => {
+            let (status, fields) = headers::opened(&metadata, Resolved::Whole);
+            with_head(Body::empty(), status, fields)
+        }
+        Err(error) => refuse(api, &error),
+    }
+}
+
+async fn get(api: &Arc<DataApi>, path: &str, request: &HeaderMap) -> Response {
+    let begun = Instant::now();
+    let name = match object_name(path) {
+        Ok(name) => name,
+        Err(response) => {
+            api.metrics.read(None, ReadOutcome::ClientError, begun.elapsed().as_secs_f64());
+            return *response;
+        }
+    };
+    let opened = api.reader.open(&name, headers::range_spec(request)).await;
+    let seconds = begun.elapsed().as_secs_f64();
+    match opened {
+        Ok(read) if read.resolved == Resolved::Unsatisfiable => {
+            api.metrics.read(Some(&name.store), ReadOutcome::ClientError, seconds);
+            headers::unsatisfiable(&read.metadata)
+        }
+        Ok(read) => deliver(api, &name.store, read, seconds),
+        Err(error) => {
+            let store = api.reader.store(name.store.as_str()).ok().map(|store| store.name());
+            api.metrics.read(store, outcome_of(&error), seconds);
+            refuse(api, &error)
+        }
+    }
+}
+
+/// The response to an opened read. Its outcome is recorded when the body has ended, however it ends.
+fn deliver(api: &Arc<DataApi>, store: &StoreName, read: Read, seconds: f64) -> Response {
+    let Read { metadata, resolved, outcome, mut body } = read;
+    let (status, mut fields) = headers::opened(&metadata, resolved);
+    headers::add_cache_status(&mut fields, outcome);
+    let mut delivery =
+        Delivery { api: Arc::clone(api), store: store.clone(), outcome: outcome.into(), seconds, body: None };
+    let body = match body.take_only() {
+        Some(piece) => Body::from(delivery.count(piece)),
+        None => {
+            delivery.body = Some(body);
+            delivery.into_body()
+        }
+    };
+    with_head(body, status, fields)
+}
+
+fn with_head(body: Body, status: StatusCode, fields: HeaderMap) -> Response {
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    *response.headers_mut() = fields;
+    response
+}
+
+/// One response's body on its way, and the record of how it went.
+struct Delivery {
+    api: Arc<DataApi>,
+    store: StoreName,
+    outcome: ReadOutcome,
+    seconds: f64,
+    body: Option<ReadBody>,
+}
+
+impl Delivery {
+    fn count(&self, piece: Piece) -> Bytes {
+        self.api.metrics.served(&self.store, piece.source, piece.bytes.len() as u64);
+        piece.bytes
+    }
+
+    /// The bytes as a stream. An error ends it early: the connection is then cut, so that the client sees it.
+    fn into_body(self) -> Body {
+        Body::from_stream(stream::unfold(self, |mut delivery| async move {
+            let piece = delivery.body.as_mut()?.next().await?;
+            if let Err(error) = &piece {
+                delivery.outcome = outcome_of(error);
+            }
+            Some((piece.map(|piece| delivery.count(piece)), delivery))
+        }))
+    }
+}
+
+impl Drop for Delivery {
+    fn drop(&mut self) {
+        self.api.metrics.read(Some(&self.store), self.outcome, self.seconds);
+    }
+}
+
+impl From<Outcome> for ReadOutcome {
+    fn from(outcome: Outcome) -> Self {
+        match outcome {
+            Outcome::Memory(_) => Self::Memory,
+            Outcome::Miss => Self::Miss,
+            Outcome::Collapsed => Self::Collapsed,
+            Outcome::Stale(_) => Self::Stale,
+        }
+    }
+}
+
+fn outcome_of(error: &Error) -> ReadOutcome {
+    match error.kind() {
+        Kind::NotFound | Kind::Forbidden => ReadOutcome::ClientError,
+        _ => ReadOutcome::Error,
+    }
+}
+
+fn refuse(api: &DataApi, error: &Error) -> Response {
+    if let Kind::Overloaded(limit) = error.kind() {
+        api.metrics.refused(limit);
+    }
+    if !matches!(error.kind(), Kind::NotFound | Kind::Forbidden) {
+        tracing::debug!(%error, "a request failed");
+    }
+    headers::failed(error)
+}
+
+/// The object that a path names: the key is what follows the store's name, percent-decoded once.
+fn object_name(path: &str) -> Result<ObjectName, Box<Response>> {
+    let refused = |status, detail: &str| Box::new(headers::problem(status, detail));
+    let nothing = || refused(StatusCode::NOT_FOUND, "a path is /{store}/{key}");
+    let (store, key) = path.strip_prefix('/').and_then(|path| path.split_once('/')).ok_or_else(nothing)?;
+    let key = decoded(key).ok_or_else(|| refused(StatusCode::BAD_REQUEST, "the path is not percent-encoded UTF-8"))?;
+    let store = StoreName::new(store).ok_or_else(|| refused(StatusCode::NOT_FOUND, "there is no such store"))?;
+    if key.len() > KEY_BYTES_MAX {
+        return Err(refused(StatusCode::URI_TOO_LONG, "a key has at most 1024 bytes"));
+    }
+    let key = ObjectKey::new(&key).ok_or_else(nothing)?;
+    Ok(ObjectName { store, key })
+}
+
+/// Decodes once. A `%` that begins no pair of hexadecimal digits is a fault of the client, not a character.
+fn decoded(text: &str) -> Option<std::borrow::Cow<'_, str>> {
+    let well_formed = text.split('%').skip(1).all(|rest| {
+        let digits = rest.as_bytes().get(..2);
+        digits.is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit))
+    });
+    if well_formed { percent_decode_str(text).decode_utf8().ok() } else { None }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_decoded_once_and_mean_nothing_special() {
+        for (path, key) in [
+            ("/s/a+b", "a+b"),
+            ("/s/a%2Bb", "a+b"),
+            ("/s/a%252Fb", "a%2Fb"),
+            ("/s/a%2Fb", "a/b"),
+            ("/s/../b", "../b"),
+            ("/s//b/", "/b/"),
+            ("/s/%E6%97%A5%E6%9C%AC", "日本"),
+        ] {
+            assert_eq!(object_name(path).unwrap().key.as_str(), key, "{path}");
+        }
+        for (path, status) in [
+            ("/", 404),
+            ("/s", 404),
+            ("/s/", 404),
+            ("/%20/a", 404),
+            ("/s/%ff", 400),
+            ("/s/%2", 400),
+            ("/s/100%", 400),
+            ("/s/%zz", 400),
+            (&format!("/s/{}", "k".repeat(1025)), 414),
+        ] {
+            assert_eq!(object_name(path).unwrap_err().status().as_u16(), status, "{path}");
+        }
+    }
+}

@@ -1,0 +1,19 @@
+//! draft
+pub mod range;
+pub mod object;
+pub mod error;
+pub mod ledger;
+pub mod buffer;
+pub mod memory;
+pub mod telemetry;
+pub mod config;
+pub mod store;
+pub mod flight;
+pub mod cache;
+pub mod metadata;
+pub mod fetch;
+pub mod reader;
+pub mod http;
+pub mod governor;
+pub mod heap;
+pub mod server;

@@ -1,0 +1,114 @@
+//! What is known of objects, and whether it may still be believed.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio_util::task::TaskTracker;
+
+use crate::cache::{Cache, Record};
+use crate::config::Freshness;
+use crate::error::{Error, Kind};
+use crate::flight::{Flights, Interest};
+use crate::object::{Metadata, ObjectName};
+use crate::store::{Head, Store};
+
+/// How long `immutable` is said to be fresh: a year, the longest that HTTP caches honour by convention.
+const IMMUTABLE_TTL: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// The objects known.
+#[derive(Debug)]
+pub struct Directory {
+    cache: Arc<Cache>,
+    validations: Arc<Flights<ObjectName, Validated>>,
+    tracker: TaskTracker,
+}
+
+/// What is known of an object.
+#[derive(Clone, Debug)]
+pub enum Known {
+    /// It may be used for so much longer.
+    Fresh(Arc<Metadata>, Duration),
+    /// The store must be asked first.
+    Stale(Arc<Metadata>),
+    /// Nothing.
+    Nothing,
+}
+
+/// What a store said when it was asked for an object's metadata.
+#[derive(Clone, Debug)]
+pub struct Validated {
+    /// The current version.
+    pub metadata: Arc<Metadata>,
+    /// The status that said so: 304 when the version known is still the current one.
+    pub status: u16,
+}
+
+impl Directory {
+    /// A directory over what the cache remembers.
+    pub fn new(cache: Arc<Cache>, tracker: TaskTracker) -> Self {
+        Self { cache, validations: Arc::default(), tracker }
+    }
+
+    /// What is known of an object, under a store's freshness.
+    pub fn known(&self, name: &ObjectName, freshness: Freshness) -> Known {
+        let Some(Record { metadata, validated_at }) = self.cache.record(name) else { return Known::Nothing };
+        let lifetime = match freshness {
+            Freshness::Immutable => return Known::Fresh(metadata, IMMUTABLE_TTL),
+            Freshness::For(lifetime) => lifetime,
+            Freshness::Always => Duration::ZERO,
+        };
+        match lifetime.checked_sub(validated_at.elapsed()) {
+            Some(left) if !left.is_zero() => Known::Fresh(metadata, left),
+            _ => Known::Stale(metadata),
+        }
+    }
+
+    /// Remembers what a store said.
+    pub fn learned(&self, metadata: &Arc<Metadata>) {
+        self.cache.remember(Arc::clone(metadata));
+    }
+
+    /// Forgets a version that has been seen not to be current.
+    pub fn disproved(&self, metadata: &Metadata) {
+        self.cache.forget(&metadata.id);
+    }
+
+    /// Asks the store for an object's metadata: once, however many wait for it.
+    pub async fn validate(self: &Arc<Self>, store: &Arc<Store>, name: &ObjectName) -> Result<Validated, Error> {
+        let waiter = {
+            let mut tower = self.validations.look();
+            if let Some(waiter) = tower.join(name) {
+                waiter
+            } else {
+                let (landing, waiter) = tower.lead(name.clone(), &Interest::new());
+                let (directory, store, name) = (Arc::clone(self), Arc::clone(store), name.clone());
+                self.tracker.spawn(async move { landing.land(directory.ask(&store, &name).await) });
+                waiter
+            }
+        };
+        waiter.wait().await
+    }
+
+    async fn ask(&self, store: &Arc<Store>, name: &ObjectName) -> Result<Validated, Error> {
+        let known = self.cache.record(name).map(|record| record.metadata);
+        let answer = store.head(&name.key, known.as_deref()).await;
+        let (metadata, status) = match (answer, known) {
+            (Ok(Head::NotModified), Some(known)) => (known, 304),
+            (Ok(Head::NotModified), None) => {
+                return Err(Error::new(Kind::Protocol, "the store says not modified to an unconditional HEAD"));
+            }
+            // The same version again: its identity is kept, and with it the extents that share it.
+            (Ok(Head::Current(current)), Some(known)) if *known == current => (known, 200),
+            (Ok(Head::Current(current)), _) => (Arc::new(current), 200),
+            (Err(error), Some(known)) => {
+                if error.kind() == Kind::NotFound {
+                    self.disproved(&known);
+                }
+                return Err(error);
+            }
+            (Err(error), None) => return Err(error),
+        };
+        self.learned(&metadata);
+        Ok(Validated { metadata, status })
+    }
+}

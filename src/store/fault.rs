@@ -1,0 +1,87 @@
+//! What an error of `object_store` means for a read.
+
+use std::error::Error as StdError;
+use std::io;
+
+use object_store::client::{HttpError, HttpErrorKind};
+
+use super::connector::Refusal;
+use crate::error::{Error, Kind};
+
+/// The detail of [`Kind::Changed`] when a conditional HEAD found the known version to be current.
+const NOT_MODIFIED: &str = "not modified";
+
+pub(super) fn classify(error: object_store::Error) -> Error {
+    use object_store::Error as E;
+    match &error {
+        E::NotFound { .. } | E::InvalidPath { .. } => Error::new(Kind::NotFound, error.to_string()),
+        E::PermissionDenied { .. } | E::Unauthenticated { .. } => Error::new(Kind::Forbidden, error.to_string()),
+        E::Precondition { .. } | E::AlreadyExists { .. } => Error::new(Kind::Changed, error.to_string()),
+        E::NotModified { .. } => Error::new(Kind::Changed, NOT_MODIFIED),
+        _ => by_cause(&error),
+    }
+}
+
+pub(super) fn is_not_modified(error: &Error) -> bool {
+    error.kind() == Kind::Changed && error.detail() == NOT_MODIFIED
+}
+
+/// The error's label in metrics.
+pub(super) fn label(error: &Error) -> &'static str {
+    match error.kind() {
+        Kind::NotFound => "not_found",
+        Kind::Forbidden => "forbidden",
+        Kind::Changed if is_not_modified(error) => "not_modified",
+        Kind::Changed => "changed",
+        Kind::RangeRefused => "range_refused",
+        Kind::Protocol => "protocol",
+        Kind::Unavailable => "unavailable",
+        Kind::TimedOut => "timed_out",
+        Kind::Overloaded(_) => "overloaded",
+        Kind::Abandoned => "abandoned",
+        Kind::Internal => "internal",
+    }
+}
+
+/// Whether the store is to blame, rather than the question.
+pub(super) fn is_fault(error: &Error) -> bool {
+    matches!(error.kind(), Kind::Protocol | Kind::Unavailable | Kind::TimedOut | Kind::Internal)
+}
+
+/// Looks for the deepest cause that says something: a refusal, a transport failure, an error of the file system.
+fn by_cause(error: &object_store::Error) -> Error {
+    let detail = error.to_string();
+    let mut cause: Option<&(dyn StdError + 'static)> = Some(error);
+    while let Some(at) = cause {
+        if let Some(refusal) = at.downcast_ref::<Refusal>() {
+            return Error::with_retry_after(refusal.kind(), detail, refusal.retry_after);
+        }
+        if let Some(io) = at.downcast_ref::<io::Error>() {
+            return Error::new(of_io(io.kind()), detail);
+        }
+        if let Some(http) = at.downcast_ref::<HttpError>() {
+            // A refusal stands behind the transport error that carries it.
+            if http.source().is_none_or(|source| !source.is::<Refusal>()) {
+                let timed_out = http.kind() == HttpErrorKind::Timeout;
+                return Error::new(if timed_out { Kind::TimedOut } else { Kind::Unavailable }, detail);
+            }
+        }
+        cause = at.source();
+    }
+    // What is left are answers that object_store could not make sense of, and ranges that a local store refuses.
+    let refused = detail.contains("Wanted range starting at");
+    Error::new(if refused { Kind::RangeRefused } else { Kind::Protocol }, detail)
+}
+
+fn of_io(kind: io::ErrorKind) -> Kind {
+    match kind {
+        io::ErrorKind::NotFound
+        | io::ErrorKind::IsADirectory
+        | io::ErrorKind::NotADirectory
+        | io::ErrorKind::InvalidFilename
+        | io::ErrorKind::InvalidInput => Kind::NotFound,
+        io::ErrorKind::PermissionDenied => Kind::Forbidden,
+        io::ErrorKind::TimedOut => Kind::TimedOut,
+        _ => Kind::Unavailable,
+    }
+}
