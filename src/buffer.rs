@@ -52,7 +52,8 @@ impl ExactBuffer {
             .charge(weight)
             .ok_or_else(|| Error::new(Kind::Internal, format!("a grant has no {weight} bytes left for a buffer")))?;
         let block = usize::try_from(length).ok().and_then(|length| Block::allocate(arena, length));
-        let block = block.ok_or_else(|| Error::new(Kind::Overloaded("memory.limit"), format!("cannot allocate {length} bytes")))?;
+        let block = block
+            .ok_or_else(|| Error::new(Kind::Overloaded("memory.limit"), format!("cannot allocate {length} bytes")))?;
         Ok(Self { block, charge })
     }
 

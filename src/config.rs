@@ -119,7 +119,10 @@ pub struct StoreConfig {
 
 impl fmt::Debug for StoreConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("StoreConfig").field("name", &self.name).field("freshness", &self.freshness).finish_non_exhaustive()
+        f.debug_struct("StoreConfig")
+            .field("name", &self.name)
+            .field("freshness", &self.freshness)
+            .finish_non_exhaustive()
     }
 }
 

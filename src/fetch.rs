@@ -67,7 +67,17 @@ impl Fetcher {
         metrics: Arc<Metrics>,
         config: FetchConfig,
     ) -> Self {
-        Self { cache, directory, arena, ledger, extents: Arc::default(), openings: Arc::default(), tracker, metrics, config }
+        Self {
+            cache,
+            directory,
+            arena,
+            ledger,
+            extents: Arc::default(),
+            openings: Arc::default(),
+            tracker,
+            metrics,
+            config,
+        }
     }
 
     /// Longest extent, in bytes.
@@ -103,7 +113,7 @@ impl Fetcher {
         if let Some(extent) = self.cache.get(&first_key) {
             return Some(Found::Hit(extent));
         }
-        let interest = Interest::new();
+        let interest = Arc::new(Interest::default());
         let (landing, waiter) = tower.lead(first_key, &interest);
         let mut landings = VecDeque::from([landing]);
         let mut run = first;
@@ -117,14 +127,14 @@ impl Fetcher {
             run = run.until(piece.end());
         }
         drop(tower);
-        let run = Run::new(Arc::clone(store), Arc::clone(metadata), run, landings, interest.token());
+        let run = Run::new(Arc::clone(store), Arc::clone(metadata), run, landings, interest);
         let fetcher = Arc::clone(self);
         self.tracker.spawn(async move { fetcher.fill(run).await });
         Some(Found::Led(waiter))
     }
 
     fn is_missing(&self, tower: &Tower<'_, ExtentKey, Extent>, key: &ExtentKey) -> bool {
-        tower.join(key).is_none() && !self.cache.contains(key)
+        !tower.has(key) && !self.cache.contains(key)
     }
 
     /// Pauses between tries; as many as there are retries.

@@ -1,14 +1,14 @@
 //! Flights: one piece of work that any number of callers wait for.
 //!
 //! Whoever finds a key in flight joins it; whoever does not leads. The leader's work belongs to nobody's connection: it
-//! learns that all have left from an [`Interest`], and whatever happens to it, everyone who waits gets an answer.
+//! asks an [`Interest`] whether anybody still waits, and whatever happens to it, everyone who waits gets an answer.
 
 use std::collections::HashMap;
 use std::hash::Hash;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::SetOnce;
-use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::error::{Error, Kind};
 
@@ -23,7 +23,7 @@ pub struct Flights<K, V> {
 #[derive(Debug)]
 struct Flight<V> {
     cell: Arc<Cell<V>>,
-    interest: Weak<DropGuard>,
+    interest: Arc<Interest>,
 }
 
 impl<K, V> Default for Flights<K, V> {
@@ -33,14 +33,20 @@ impl<K, V> Default for Flights<K, V> {
 }
 
 impl<K: Eq + Hash + Clone, V> Flights<K, V> {
-    /// Looks at the flights, so that joining one and beginning one are a single step for everybody else.
+    /// Looks at the flights, so that joining, beginning and giving up are single steps for everybody else.
     pub fn look(self: &Arc<Self>) -> Tower<'_, K, V> {
-        Tower { of: self, flights: self.flights.lock().unwrap_or_else(PoisonError::into_inner) }
+        Tower { of: self, flights: self.lock() }
     }
+}
 
+impl<K, V> Flights<K, V> {
     /// Flights under way.
     pub fn count(&self) -> usize {
-        self.flights.lock().unwrap_or_else(PoisonError::into_inner).len()
+        self.lock().len()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<K, Flight<V>>> {
+        self.flights.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -52,46 +58,55 @@ pub struct Tower<'a, K, V> {
 }
 
 impl<K: Eq + Hash + Clone, V> Tower<'_, K, V> {
-    /// Joins the flight of that key, if there is one that has not been given up.
-    pub fn join(&self, key: &K) -> Option<Waiter<V>> {
-        let flight = self.flights.get(key)?;
-        Some(Waiter { cell: Arc::clone(&flight.cell), interest: flight.interest.upgrade()? })
+    /// Whether there is a flight of that key.
+    pub fn has(&self, key: &K) -> bool {
+        self.flights.contains_key(key)
     }
 
-    /// Begins a flight; one that was given up makes room.
-    pub fn lead(&mut self, key: K, interest: &Interest) -> (Landing<K, V>, Waiter<V>) {
+    /// Joins the flight of that key, if there is one.
+    pub fn join(&self, key: &K) -> Option<Waiter<V>> {
+        let Flight { cell, interest } = self.flights.get(key)?;
+        Some(Waiter::new(cell, interest))
+    }
+
+    /// Begins a flight. Work on several flights shares one interest.
+    pub fn lead(&mut self, key: K, interest: &Arc<Interest>) -> (Landing<K, V>, Waiter<V>) {
         let cell = Arc::new(Cell::new());
-        let flight = Flight { cell: Arc::clone(&cell), interest: Arc::downgrade(&interest.guard) };
+        let flight = Flight { cell: Arc::clone(&cell), interest: Arc::clone(interest) };
         self.flights.insert(key.clone(), flight);
-        let landing = Landing { flights: Arc::clone(self.of), key, cell: Arc::clone(&cell) };
-        (landing, Waiter { cell, interest: Arc::clone(&interest.guard) })
+        let waiter = Waiter::new(&cell, interest);
+        (Landing { flights: Arc::clone(self.of), key, cell }, waiter)
+    }
+
+    /// Gives flights up if nobody waits for any of them; whoever wants their keys later leads.
+    pub fn give_up<'l>(&mut self, landings: impl Iterator<Item = &'l Landing<K, V>>, interest: &Interest) -> bool
+    where
+        K: 'l,
+        V: 'l,
+    {
+        // Joining takes this lock, so that nobody can have joined when it is found that nobody waits.
+        if interest.is_wanted() {
+            return false;
+        }
+        for Landing { key, cell, .. } in landings {
+            if self.flights.get(key).is_some_and(|flight| Arc::ptr_eq(&flight.cell, cell)) {
+                self.flights.remove(key);
+            }
+        }
+        true
     }
 }
 
-/// Shared by all who wait for the same work: when the last of them leaves, its token is cancelled.
-#[derive(Debug)]
+/// Counts those who wait for the same work.
+#[derive(Debug, Default)]
 pub struct Interest {
-    token: CancellationToken,
-    guard: Arc<DropGuard>,
+    waiters: AtomicUsize,
 }
 
 impl Interest {
-    /// The interest of the caller who leads.
-    pub fn new() -> Self {
-        let token = CancellationToken::new();
-        let guard = Arc::new(token.clone().drop_guard());
-        Self { token, guard }
-    }
-
-    /// For the work: cancelled when nobody waits for it any more.
-    pub fn token(&self) -> CancellationToken {
-        self.token.clone()
-    }
-}
-
-impl Default for Interest {
-    fn default() -> Self {
-        Self::new()
+    /// Whether anybody waits. A `no` is final only in [`Tower::give_up`].
+    pub fn is_wanted(&self) -> bool {
+        self.waiters.load(Ordering::Acquire) > 0
     }
 }
 
@@ -99,12 +114,25 @@ impl Default for Interest {
 #[derive(Debug)]
 pub struct Waiter<V> {
     cell: Arc<Cell<V>>,
-    interest: Arc<DropGuard>,
+    interest: Arc<Interest>,
+}
+
+impl<V> Waiter<V> {
+    fn new(cell: &Arc<Cell<V>>, interest: &Arc<Interest>) -> Self {
+        interest.waiters.fetch_add(1, Ordering::AcqRel);
+        Self { cell: Arc::clone(cell), interest: Arc::clone(interest) }
+    }
 }
 
 impl<V> Clone for Waiter<V> {
     fn clone(&self) -> Self {
-        Self { cell: Arc::clone(&self.cell), interest: Arc::clone(&self.interest) }
+        Self::new(&self.cell, &self.interest)
+    }
+}
+
+impl<V> Drop for Waiter<V> {
+    fn drop(&mut self) {
+        self.interest.waiters.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -141,7 +169,7 @@ impl<K: Eq + Hash, V> Drop for Landing<K, V> {
         if !self.cell.initialized() {
             let _ = self.cell.set(Err(Error::new(Kind::Internal, "a fill ended without an answer")));
         }
-        let mut flights = self.flights.flights.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut flights = self.flights.lock();
         // Another flight may have taken the place of one that was given up.
         if flights.get(&self.key).is_some_and(|flight| Arc::ptr_eq(&flight.cell, &self.cell)) {
             flights.remove(&self.key);
@@ -160,42 +188,43 @@ mod tests {
     #[tokio::test]
     async fn all_get_what_the_leader_lands() {
         let flights = flights();
-        let interest = Interest::new();
-        let (landing, first) = flights.look().lead(1, &interest);
+        let (landing, first) = flights.look().lead(1, &Arc::default());
         let second = flights.look().join(&1).unwrap();
         assert!(flights.look().join(&2).is_none());
         landing.land(Ok(7));
         assert_eq!((first.wait().await.unwrap(), second.wait().await.unwrap()), (7, 7));
-        assert!(flights.look().join(&1).is_none());
+        assert!(!flights.look().has(&1));
         assert_eq!(flights.count(), 0);
     }
 
     #[tokio::test]
     async fn a_leader_that_vanishes_releases_those_who_wait() {
         let flights = flights();
-        let (landing, waiter) = flights.look().lead(1, &Interest::new());
+        let (landing, waiter) = flights.look().lead(1, &Arc::default());
         drop(landing);
         assert_eq!(waiter.wait().await.unwrap_err().kind(), Kind::Internal);
     }
 
     #[tokio::test]
-    async fn work_is_given_up_when_the_last_one_leaves() {
+    async fn work_is_given_up_only_when_nobody_waits() {
         let flights = flights();
-        let interest = Interest::new();
-        let token = interest.token();
+        let interest = Arc::default();
         let (old, first) = flights.look().lead(1, &interest);
-        drop(interest);
-        let second = flights.look().join(&1).unwrap();
+        let second = first.clone();
         drop(first);
-        assert!(!token.is_cancelled());
+        assert!(!flights.look().give_up([&old].into_iter(), &interest));
         drop(second);
-        assert!(token.is_cancelled());
+        assert!(!interest.is_wanted());
 
-        assert!(flights.look().join(&1).is_none(), "nobody joins what was given up");
-        let interest = Interest::new();
-        let (new, waiter) = flights.look().lead(1, &interest);
+        let revived = flights.look().join(&1).unwrap();
+        assert!(!flights.look().give_up([&old].into_iter(), &interest), "it was joined before it was given up");
+        drop(revived);
+        assert!(flights.look().give_up([&old].into_iter(), &interest));
+        assert!(!flights.look().has(&1));
+
+        let (new, waiter) = flights.look().lead(1, &Arc::default());
         drop(old);
-        assert!(flights.look().join(&1).is_some(), "the end of the old flight leaves the new one alone");
+        assert!(flights.look().has(&1), "the end of the old flight leaves the new one alone");
         new.land(Ok(1));
         assert_eq!(waiter.wait().await.unwrap(), 1);
     }

@@ -129,12 +129,11 @@ fn mapped_files(dump: &str) -> Vec<Mapped> {
 
 fn moved(address: u64, there: &[Mapped], here: &[MemoryMap]) -> Option<u64> {
     let from = there.iter().find(|mapped| mapped.start <= address && address < mapped.end)?;
-    let in_file = address - from.start + from.offset;
-    here.iter().find_map(|map| {
-        let same = matches!(&map.pathname, MMapPath::Path(path) if *path == from.path);
-        let in_map = in_file.checked_sub(map.offset)?;
-        (same && in_map < map.address.1 - map.address.0).then(|| map.address.0 + in_map)
-    })
+    // The same file is mapped in the same segments; neighbouring ones may share a page of it.
+    let same = |map: &&MemoryMap| {
+        map.offset == from.offset && matches!(&map.pathname, MMapPath::Path(path) if *path == from.path)
+    };
+    Some(here.iter().find(same)?.address.0 + (address - from.start))
 }
 
 fn parse_hex(text: &str) -> Option<u64> {

@@ -101,8 +101,7 @@ struct CgroupFiles {
 
 const VERSION_1: CgroupFiles =
     CgroupFiles { limit: "memory.limit_in_bytes", current: "memory.usage_in_bytes", events: "memory.oom_control" };
-const VERSION_2: CgroupFiles =
-    CgroupFiles { limit: "memory.max", current: "memory.current", events: "memory.events" };
+const VERSION_2: CgroupFiles = CgroupFiles { limit: "memory.max", current: "memory.current", events: "memory.events" };
 
 /// What the cgroup says, in bytes.
 #[derive(Clone, Copy, Debug, Serialize)]

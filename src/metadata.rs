@@ -8,7 +8,7 @@ use tokio_util::task::TaskTracker;
 use crate::cache::{Cache, Record};
 use crate::config::Freshness;
 use crate::error::{Error, Kind};
-use crate::flight::{Flights, Interest};
+use crate::flight::Flights;
 use crate::object::{Metadata, ObjectName};
 use crate::store::{Head, Store};
 
@@ -80,7 +80,7 @@ impl Directory {
             if let Some(waiter) = tower.join(name) {
                 waiter
             } else {
-                let (landing, waiter) = tower.lead(name.clone(), &Interest::new());
+                let (landing, waiter) = tower.lead(name.clone(), &Arc::default());
                 let (directory, store, name) = (Arc::clone(self), Arc::clone(store), name.clone());
                 self.tracker.spawn(async move { landing.land(directory.ask(&store, &name).await) });
                 waiter

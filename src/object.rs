@@ -208,7 +208,13 @@ pub struct Fields {
 
 impl Metadata {
     /// Reads the version off what a store said.
-    pub fn new(name: ObjectName, size: u64, etag: Option<Arc<str>>, modified: Option<SystemTime>, fields: Fields) -> Self {
+    pub fn new(
+        name: ObjectName,
+        size: u64,
+        etag: Option<Arc<str>>,
+        modified: Option<SystemTime>,
+        fields: Fields,
+    ) -> Self {
         let version = match &etag {
             Some(tag) if !tag.is_empty() && !tag.starts_with("W/") => Version::Strong(Arc::clone(tag)),
             _ => Version::Weak { size, modified, tag: etag.clone() },

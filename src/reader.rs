@@ -114,10 +114,6 @@ impl Reader {
                 Ok(Opened::Led(opening)) => self.read_on(store, &opening, spec, Outcome::Miss).await,
                 Ok(Opened::Joined(opening)) => self.read_on(store, &opening, spec, Outcome::Collapsed).await,
                 Ok(Opened::Known) => self.revalidate_unless_fresh(store, name, spec).await,
-                Ok(Opened::NeedsSize) => {
-                    let metadata = self.directory.validate(store, name).await?.metadata;
-                    self.read(store, metadata, spec, Freshened::Now).await
-                }
                 Err(error) if error.kind() == Kind::RangeRefused => self.explain(store, name, spec, error).await,
                 Err(error) => Err(error),
             },
@@ -165,7 +161,8 @@ impl Reader {
         freshened: Freshened,
     ) -> Result<Read, Error> {
         let resolved = spec.resolve(metadata.size);
-        let pieces = resolved.bytes(metadata.size).map_or_else(Cut::empty, |bytes| bytes.cut(self.fetcher.extent_max()));
+        let pieces =
+            resolved.bytes(metadata.size).map_or_else(Cut::empty, |bytes| bytes.cut(self.fetcher.extent_max()));
         let mut body = self.body(store, &metadata, VecDeque::new(), pieces);
         let first = body.find_next();
         let outcome = match (freshened, &first) {
@@ -240,9 +237,7 @@ impl ReadBody {
         match found {
             None => Ok(None),
             Some(Found::Hit(extent)) => Ok(piece(&extent, ByteSource::Memory)),
-            Some(Found::Joined(waiter) | Found::Led(waiter)) => {
-                Ok(piece(&waiter.wait().await?, ByteSource::Upstream))
-            }
+            Some(Found::Joined(waiter) | Found::Led(waiter)) => Ok(piece(&waiter.wait().await?, ByteSource::Upstream)),
         }
     }
 }

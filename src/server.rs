@@ -73,7 +73,8 @@ impl Server {
         }
         let budget = config.memory.budget;
         let system = |error: &dyn std::error::Error| StartError::System(error.to_string());
-        let arena = Arena::new(usize::try_from(budget.purge_every).unwrap_or(usize::MAX)).map_err(|error| system(&error))?;
+        let arena =
+            Arena::new(usize::try_from(budget.purge_every).unwrap_or(usize::MAX)).map_err(|error| system(&error))?;
         let ledger = Ledger::new(budget.sum.in_flight_bytes, config.fetch.queue_timeout);
         let tracker = TaskTracker::new();
         let cache = Arc::new(Cache::new(&budget, Arc::clone(&metrics)));

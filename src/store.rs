@@ -157,8 +157,11 @@ impl Store {
     /// The answer's range, total and version have been checked against each other; its length is checked by whoever
     /// reads the body, because only then is it known.
     pub async fn get(self: &Arc<Self>, key: &ObjectKey, span: Span, if_match: Option<&str>) -> Result<Answer, Error> {
-        let options =
-            GetOptions { range: Some(span.to_get_range()), if_match: if_match.map(str::to_owned), ..GetOptions::default() };
+        let options = GetOptions {
+            range: Some(span.to_get_range()),
+            if_match: if_match.map(str::to_owned),
+            ..GetOptions::default()
+        };
         let (result, turn) = self.ask("get", key, options).await?;
         let range = ByteRange::new(result.range.start, result.range.end);
         let range = range.filter(|range| Some(*range) == span.within(result.meta.size));
@@ -192,7 +195,10 @@ impl Store {
         let path = exact_path(key)?;
         let turn = timeout(self.queue_timeout, Arc::clone(&self.turns).acquire_owned()).await;
         let Ok(Ok(turn)) = turn else {
-            return Err(Error::new(Kind::Overloaded("fetch.concurrency"), "no turn at the store within fetch.queue_timeout"));
+            return Err(Error::new(
+                Kind::Overloaded("fetch.concurrency"),
+                "no turn at the store within fetch.queue_timeout",
+            ));
         };
         let begun = Instant::now();
         let result = match timeout(self.stall_timeout, self.objects.get_opts(&path, options)).await {

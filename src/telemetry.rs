@@ -152,7 +152,10 @@ impl Metrics {
     /// All metrics at zero.
     pub fn new() -> Self {
         let mut registry = Registry::default();
-        let build = [("version", env!("CARGO_PKG_VERSION")), ("revision", option_env!("HALFOPEN_REVISION").unwrap_or("unknown"))];
+        let build = [
+            ("version", env!("CARGO_PKG_VERSION")),
+            ("revision", option_env!("HALFOPEN_REVISION").unwrap_or("unknown")),
+        ];
         registry.register("halfopen_build", "The build that runs", Info::new(build.to_vec()));
         let mut metrics = Registrar(registry);
         Self {
@@ -163,7 +166,8 @@ impl Metrics {
             upstream_bytes: metrics.add("upstream_bytes", "Payload bytes received from stores"),
             upstream_faults: metrics.add("upstream_faults", "Requests to stores that failed, by kind"),
             first_byte: metrics.histograms("first_byte_seconds", "From the request to the head of its answer"),
-            upstream_seconds: metrics.histograms("upstream_seconds", "From a request to a store to the head of its answer"),
+            upstream_seconds: metrics
+                .histograms("upstream_seconds", "From a request to a store to the head of its answer"),
             memory: metrics.add("memory_bytes", "Memory by kind"),
             memory_state: metrics.add("memory_state", "What the governor is doing: 1 for the state it is in"),
             cache_entries: metrics.add("cache_entries", "Extents in the cache"),
@@ -190,7 +194,9 @@ impl Metrics {
 
     /// Bytes were given to a client.
     pub fn served(&self, store: &StoreName, source: ByteSource, bytes: u64) {
-        self.served_bytes.get_or_create(&[store_label(Some(store)), ("source", Label::Fixed(source.label()))]).inc_by(bytes);
+        self.served_bytes
+            .get_or_create(&[store_label(Some(store)), ("source", Label::Fixed(source.label()))])
+            .inc_by(bytes);
     }
 
     /// A store answered a request, or failed to. `seconds` until the head of the answer.
@@ -269,10 +275,8 @@ impl Registrar {
 
 /// OpenMetrics text in the older Prometheus form: metric families carry the name of their samples.
 pub fn prometheus_text(open_metrics: &str) -> String {
-    let counters: HashSet<&str> = open_metrics
-        .lines()
-        .filter_map(|line| line.strip_prefix("# TYPE ")?.strip_suffix(" counter"))
-        .collect();
+    let counters: HashSet<&str> =
+        open_metrics.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.strip_suffix(" counter")).collect();
     let mut text = String::with_capacity(open_metrics.len());
     for line in open_metrics.lines().filter(|line| !line.starts_with("# EOF")) {
         let mut words = line.splitn(4, ' ');

@@ -15,6 +15,9 @@ use tikv_jemalloc_sys as je;
 /// `MALLOCX_TCACHE_NONE` of jemalloc.h: no thread keeps freed payloads for itself.
 const TCACHE_NONE: c_int = 1 << 8;
 
+/// Stack of the purging thread. Its first allocation takes some 60 KiB of it inside a jemalloc built for debugging.
+const PURGER_STACK_BYTES: usize = 512 << 10;
+
 /// An arena whose free pages go back to the system each time `purge_every` more bytes were freed.
 ///
 /// Allocated is not resident: with jemalloc's default decay a cache under churn was resident at 1.86 times its limit,
@@ -76,9 +79,8 @@ impl Arena {
     pub fn purge(&self) {
         self.freed.store(0, Ordering::Relaxed);
         // SAFETY: `purge_name` is a nul-terminated name of a control that takes and returns nothing.
-        let status = unsafe {
-            je::mallctl(self.purge_name.as_ptr(), ptr::null_mut(), ptr::null_mut(), ptr::null_mut(), 0)
-        };
+        let status =
+            unsafe { je::mallctl(self.purge_name.as_ptr(), ptr::null_mut(), ptr::null_mut(), ptr::null_mut(), 0) };
         debug_assert_eq!(status, 0, "jemalloc cannot purge the payload arena");
     }
 
@@ -103,16 +105,15 @@ impl Drop for Arena {
 /// Gives the free pages of all arenas back to the system, now.
 pub fn purge_all() {
     // SAFETY: a nul-terminated name of a control that takes and returns nothing; 4096 is `MALLCTL_ARENAS_ALL`.
-    let status = unsafe {
-        je::mallctl(c"arena.4096.purge".as_ptr(), ptr::null_mut(), ptr::null_mut(), ptr::null_mut(), 0)
-    };
+    let status =
+        unsafe { je::mallctl(c"arena.4096.purge".as_ptr(), ptr::null_mut(), ptr::null_mut(), ptr::null_mut(), 0) };
     debug_assert_eq!(status, 0, "jemalloc cannot purge its arenas");
 }
 
 /// Starts the thread that purges. It is told its arena afterwards, since the arena holds the thread's handle.
 fn thread_waiting_for_its_arena() -> std::io::Result<(Thread, std::sync::mpsc::SyncSender<Weak<Arena>>)> {
     let (sender, receiver) = std::sync::mpsc::sync_channel::<Weak<Arena>>(1);
-    let thread = thread::Builder::new().name("purge".into()).stack_size(64 << 10).spawn(move || {
+    let thread = thread::Builder::new().name("purge".into()).stack_size(PURGER_STACK_BYTES).spawn(move || {
         let Ok(arena) = receiver.recv() else { return };
         loop {
             thread::park();
@@ -129,9 +130,8 @@ fn create() -> Result<c_uint, ArenaError> {
     let mut index: c_uint = 0;
     let mut size = size_of::<c_uint>();
     // SAFETY: `arenas.create` writes one `unsigned`; `index` and `size` live until it returns.
-    let status = unsafe {
-        je::mallctl(c"arenas.create".as_ptr(), (&raw mut index).cast(), &raw mut size, ptr::null_mut(), 0)
-    };
+    let status =
+        unsafe { je::mallctl(c"arenas.create".as_ptr(), (&raw mut index).cast(), &raw mut size, ptr::null_mut(), 0) };
     check("arenas.create", status)?;
     Ok(index)
 }

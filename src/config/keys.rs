@@ -120,6 +120,10 @@ mod tests {
             std::fs::write(path, super::reference()).unwrap();
         }
         let written = std::fs::read_to_string(path).unwrap_or_default();
-        assert_eq!(written, super::reference(), "run this test with UPDATE_REFERENCE=1 and commit docs/configuration.md");
+        assert_eq!(
+            written,
+            super::reference(),
+            "run this test with UPDATE_REFERENCE=1 and commit docs/configuration.md"
+        );
     }
 }

@@ -77,7 +77,9 @@ impl Reader {
     }
 
     pub(super) fn choice(&mut self, key: Key, of: &[&str]) -> String {
-        let known = |text: &str| if of.contains(&text) { Ok(text.to_owned()) } else { Err(format!("must be one of {}", of.join(", "))) };
+        let known = |text: &str| {
+            if of.contains(&text) { Ok(text.to_owned()) } else { Err(format!("must be one of {}", of.join(", "))) }
+        };
         self.take(key, known).unwrap_or_default()
     }
 
@@ -107,7 +109,8 @@ impl Reader {
         let before = self.faults.len();
         let url = self.store_url(&path(keys::STORE_URL.name), settings.keys.remove(keys::STORE_URL.name));
         let freshness = settings.keys.remove(keys::STORE_FRESHNESS.name);
-        let freshness = freshness.map_or_else(|| keys::STORE_FRESHNESS.default.to_owned(), |setting| text(&setting.value));
+        let freshness =
+            freshness.map_or_else(|| keys::STORE_FRESHNESS.default.to_owned(), |setting| text(&setting.value));
         let parsed = parse_freshness(&freshness);
         self.note(path(keys::STORE_FRESHNESS.name), &freshness, parsed.as_ref().err());
         for key in settings.keys.keys() {
@@ -143,7 +146,8 @@ impl Reader {
                 Some(url)
             }
             Ok(_) => {
-                self.faults.push(Fault::new(path, "must not hold credentials; give them as options or in the environment"));
+                self.faults
+                    .push(Fault::new(path, "must not hold credentials; give them as options or in the environment"));
                 None
             }
             Err(error) => {
@@ -203,6 +207,8 @@ fn parse_freshness(text: &str) -> Result<Freshness, String> {
     match text {
         "immutable" => Ok(Freshness::Immutable),
         "always" => Ok(Freshness::Always),
-        text => duration(text).map(Freshness::For).map_err(|_| "is not `immutable`, `always`, or a duration such as 60s".to_owned()),
+        text => duration(text)
+            .map(Freshness::For)
+            .map_err(|_| "is not `immutable`, `always`, or a duration such as 60s".to_owned()),
     }
 }

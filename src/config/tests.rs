@@ -56,11 +56,25 @@ fn every_fault_is_told_at_once_with_its_key() {
     )
     .unwrap_err();
     for key in [
-        "typo", "server.listen", "server.drain_timeout", "server.lisen", "memory.limit", "fetch.retries",
-        "fetch.stall_timeout", "stores.a.url", "stores.a.freshness", "stores.a.color", "stores.b.url", "stores.c/d",
+        "typo",
+        "server.listen",
+        "server.drain_timeout",
+        "server.lisen",
+        "memory.limit",
+        "fetch.retries",
+        "fetch.stall_timeout",
+        "stores.a.url",
+        "stores.a.freshness",
+        "stores.a.color",
+        "stores.b.url",
+        "stores.c/d",
         "stores.e.url",
     ] {
-        assert_eq!(faults.iter().filter(|fault| fault.starts_with(&format!("{key}: "))).count(), 1, "{key} in {faults:#?}");
+        assert_eq!(
+            faults.iter().filter(|fault| fault.starts_with(&format!("{key}: "))).count(),
+            1,
+            "{key} in {faults:#?}"
+        );
     }
     assert_eq!(faults.len(), 13, "{faults:#?}");
     assert!(!faults.iter().any(|fault| fault.contains("secret")), "{faults:#?}");
@@ -80,10 +94,9 @@ fn a_limit_that_is_too_small_prints_the_sum() {
 
 #[test]
 fn secrets_are_not_shown() {
-    let config = resolve(
-        "[stores.a]\nurl = \"https://host/?sig=secret\"\noptions = { aws_secret_access_key = \"secret\" }",
-    )
-    .unwrap();
+    let config =
+        resolve("[stores.a]\nurl = \"https://host/?sig=secret\"\noptions = { aws_secret_access_key = \"secret\" }")
+            .unwrap();
     assert_eq!(config.effective["stores.a.options.aws_secret_access_key"], HIDDEN_TEXT);
     assert!(!format!("{config:?}").contains("secret\""));
     assert!(!config.effective.values().any(|value| value.contains("secret")));

@@ -8,7 +8,7 @@ use backon::Retryable;
 use super::run::Run;
 use super::{Fetcher, weight_of};
 use crate::buffer::{ExactBuffer, Extent};
-use crate::error::Error;
+use crate::error::{Error, Kind};
 use crate::flight::{Interest, Landing, Waiter};
 use crate::ledger::Grant;
 use crate::metadata::Known;
@@ -36,8 +36,6 @@ pub enum Opened {
     Joined(Arc<Opening>),
     /// Another read has learned the metadata meanwhile.
     Known,
-    /// No single GET can answer the range: the object's size has to be asked for first.
-    NeedsSize,
 }
 
 /// What the first GET asks for, and the bytes to have a grant for before it.
@@ -54,7 +52,7 @@ type OpeningLanding = Landing<(ObjectName, RangeSpec), Arc<Opening>>;
 impl Fetcher {
     /// Learns of an object by reading: one GET for (the beginning of) what is asked for, and no HEAD before it.
     ///
-    /// [`crate::error::Kind::RangeRefused`] says that only the object's size can tell what the range means: the object
+    /// [`Kind::RangeRefused`] says that only the object's size can tell what the range means: the object
     /// is empty, or shorter than the range's start.
     pub async fn open(
         self: &Arc<Self>,
@@ -62,7 +60,7 @@ impl Fetcher {
         name: &ObjectName,
         spec: RangeSpec,
     ) -> Result<Opened, Error> {
-        let Some(first) = self.first_get(spec) else { return Ok(Opened::NeedsSize) };
+        let first = self.first_get(spec).ok_or_else(|| Error::new(Kind::RangeRefused, "no object has such bytes"))?;
         let (waiter, led) = {
             let mut tower = self.openings.look();
             let key = (name.clone(), spec);
@@ -71,7 +69,7 @@ impl Fetcher {
             } else if !matches!(self.directory.known(name, store.freshness()), Known::Nothing) {
                 return Ok(Opened::Known);
             } else {
-                let interest = Interest::new();
+                let interest = Arc::new(Interest::default());
                 let (landing, waiter) = tower.lead(key, &interest);
                 let (fetcher, store) = (Arc::clone(self), Arc::clone(store));
                 self.tracker.spawn(async move { fetcher.lead_opening(store, first, landing, interest).await });
@@ -87,7 +85,7 @@ impl Fetcher {
         store: Arc<Store>,
         first: FirstGet,
         landing: OpeningLanding,
-        interest: Interest,
+        interest: Arc<Interest>,
     ) {
         let (name, _) = landing.key();
         match self.first_answer(&store, name, first).await {
@@ -114,14 +112,16 @@ impl Fetcher {
     fn first_get(&self, spec: RangeSpec) -> Option<FirstGet> {
         let (run_max, extent_max) = (self.config.run_max, self.config.extent_max);
         let exactly = |span, length| Some(FirstGet { span, weight: weight_of(ByteRange::new(0, length)?, extent_max) });
-        let one_extent = |range| FirstGet { span: Span::Part(range), weight: ExactBuffer::weight_of(extent_max.get()) };
+        let one_extent = |span| FirstGet { span, weight: ExactBuffer::weight_of(extent_max.get()) };
         match spec {
-            RangeSpec::Whole => ByteRange::new(0, run_max.get()).map(one_extent),
-            RangeSpec::From(start) => ByteRange::new(start, start.saturating_add(run_max.get())).map(one_extent),
+            RangeSpec::Whole => ByteRange::new(0, run_max.get()).map(Span::Part).map(one_extent),
+            RangeSpec::From(start) => {
+                ByteRange::new(start, start.saturating_add(run_max.get())).map(Span::Part).map(one_extent)
+            }
             RangeSpec::Part(range) => exactly(Span::Part(range.head(run_max)), range.head(run_max).len()),
             RangeSpec::Suffix(length) => {
-                let length = NonZeroU64::new(length).filter(|length| *length <= run_max)?;
-                exactly(Span::Suffix(length), length.get())
+                let span = Span::Suffix(NonZeroU64::new(length)?);
+                if length <= run_max.get() { exactly(span, length) } else { Some(one_extent(span)) }
             }
         }
     }
@@ -131,12 +131,12 @@ impl Fetcher {
         &self,
         store: Arc<Store>,
         landing: OpeningLanding,
-        interest: Interest,
+        interest: Arc<Interest>,
         answer: &Answer,
         mut grant: Grant,
     ) -> Run {
         let metadata = Arc::new(answer.metadata.clone());
-        let range = self.granted(answer.range, &mut grant);
+        let range = self.granted(answer.range.head(self.config.run_max), &mut grant);
         let mut tower = self.extents.look();
         let (landings, extents) = range
             .cut(self.config.extent_max)
@@ -145,7 +145,7 @@ impl Fetcher {
         drop(tower);
         // In this order: whoever sees the metadata sees the flights.
         self.directory.learned(&metadata);
-        let run = Run::new(store, Arc::clone(&metadata), range, landings, interest.token());
+        let run = Run::new(store, Arc::clone(&metadata), range, landings, interest);
         landing.land(Ok(Arc::new(Opening { metadata, range, extents })));
         run.with_grant(grant)
     }

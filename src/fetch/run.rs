@@ -4,13 +4,12 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use backon::BackoffBuilder;
-use tokio_util::sync::CancellationToken;
 
 use super::{Fetcher, weight_of};
 use crate::buffer::arena::Arena;
 use crate::buffer::{ExactBuffer, Extent, Inexact};
 use crate::error::{Error, Kind};
-use crate::flight::Landing;
+use crate::flight::{Interest, Landing};
 use crate::ledger::Grant;
 use crate::object::{ExtentKey, Metadata};
 use crate::range::ByteRange;
@@ -26,7 +25,7 @@ pub(super) struct Run {
     landings: VecDeque<Landing<ExtentKey, Extent>>,
     buffer: Option<ExactBuffer>,
     grant: Option<Grant>,
-    abandoned: CancellationToken,
+    interest: Arc<Interest>,
 }
 
 impl Run {
@@ -35,9 +34,9 @@ impl Run {
         metadata: Arc<Metadata>,
         range: ByteRange,
         landings: VecDeque<Landing<ExtentKey, Extent>>,
-        abandoned: CancellationToken,
+        interest: Arc<Interest>,
     ) -> Self {
-        Self { store, metadata, range, landings, buffer: None, grant: None, abandoned }
+        Self { store, metadata, range, landings, buffer: None, grant: None, interest }
     }
 
     pub(super) fn with_grant(mut self, grant: Grant) -> Self {
@@ -70,9 +69,7 @@ impl Run {
                 continue;
             }
             self.land(buffer, fetcher)?;
-            if self.abandoned.is_cancelled() {
-                return Err(Error::new(Kind::Abandoned, "nobody waits for the rest of the run"));
-            }
+            self.give_up_unless_wanted(fetcher)?;
         }
         Ok(bytes)
     }
@@ -85,6 +82,15 @@ impl Run {
             landing.land(Ok(extent));
         }
         Ok(())
+    }
+
+    /// Fails when nobody waits for what is still to come. What has begun to arrive is not thrown away for it: this is
+    /// asked between extents.
+    fn give_up_unless_wanted(&self, fetcher: &Fetcher) -> Result<(), Error> {
+        if self.interest.is_wanted() || !fetcher.extents.look().give_up(self.landings.iter(), &self.interest) {
+            return Ok(());
+        }
+        Err(Error::new(Kind::Abandoned, "nobody waits for the rest of the run"))
     }
 
     /// After a body that did not end well: its last extent, if it seemed whole, cannot be trusted.
@@ -110,14 +116,13 @@ fn inexact(inexact: Inexact) -> Error {
 impl Fetcher {
     /// Fills a run from the beginning.
     pub(super) async fn fill(&self, mut run: Run) {
-        let granted = tokio::select! {
-            grant = self.ledger.grant(weight_of(run.range, self.config.extent_max)) => grant,
-            () = run.abandoned.cancelled() => Err(Error::new(Kind::Abandoned, "nobody waited for the run")),
-        };
-        let filled = match granted {
+        let filled = match self.ledger.grant(weight_of(run.range, self.config.extent_max)).await {
             Ok(grant) => {
                 run.grant = Some(grant);
-                self.pour(&mut run, None).await
+                match run.give_up_unless_wanted(self) {
+                    Ok(()) => self.pour(&mut run, None).await,
+                    Err(error) => Err(error),
+                }
             }
             Err(error) => Err(error),
         };
@@ -173,7 +178,7 @@ impl Fetcher {
             (None, None) => return Ok(()),
         };
         check_version(&answer, &run.metadata)?;
-        // An answer holds more than the run where the grant did not reach for all of it.
+        // An answer holds more than the run where the grant did not reach for all of it, or a suffix was that long.
         let surplus_expected = answer.range.end() > run.range.end();
         while let Some(bytes) = answer.next().await {
             let bytes = bytes?;
@@ -198,5 +203,9 @@ fn check_version(answer: &Answer, expected: &Metadata) -> Result<(), Error> {
         return Err(Error::new(Kind::Changed, "the object has another version now"));
     }
     let (size, before) = (answer.metadata.size, expected.size);
-    if size == before { Ok(()) } else { Err(answer.broke_protocol(format!("one version with {before} and {size} bytes"))) }
+    if size == before {
+        Ok(())
+    } else {
+        Err(answer.broke_protocol(format!("one version with {before} and {size} bytes")))
+    }
 }

@@ -56,7 +56,10 @@ pub fn router(api: Arc<AdminApi>) -> Router {
         .route("/debug/heap", get(debug_heap))
         .route("/debug/memory", get(|State(api): State<Arc<AdminApi>>| async move { Json(api.memory()) }))
         .route("/debug/memory/release", post(release))
-        .route("/debug/config", get(|State(api): State<Arc<AdminApi>>| async move { Json(api.config.effective.clone()) }))
+        .route(
+            "/debug/config",
+            get(|State(api): State<Arc<AdminApi>>| async move { Json(api.config.effective.clone()) }),
+        )
         .fallback(|| async { problem(StatusCode::NOT_FOUND, "there is no such path") })
         .with_state(api)
 }

@@ -7,8 +7,8 @@ use std::time::{Duration, SystemTime};
 use axum::Json;
 use axum::response::{IntoResponse, Response};
 use http::header::{
-    ACCEPT_RANGES, CACHE_CONTROL, CONTENT_DISPOSITION, CONTENT_ENCODING, CONTENT_LANGUAGE, CONTENT_LENGTH, CONTENT_RANGE,
-    CONTENT_TYPE, ETAG, HeaderName, LAST_MODIFIED, RANGE, RETRY_AFTER,
+    ACCEPT_RANGES, CACHE_CONTROL, CONTENT_DISPOSITION, CONTENT_ENCODING, CONTENT_LANGUAGE, CONTENT_LENGTH,
+    CONTENT_RANGE, CONTENT_TYPE, ETAG, HeaderName, LAST_MODIFIED, RANGE, RETRY_AFTER,
 };
 use http::{HeaderMap, HeaderValue, StatusCode};
 use http_range_header::{SyntacticallyCorrectRange, parse_range_header_with_max_ranges};
@@ -140,10 +140,14 @@ pub fn failed(error: &Error) -> Response {
         Kind::NotFound => (StatusCode::NOT_FOUND, "there is no such object"),
         Kind::Forbidden => (StatusCode::FORBIDDEN, "the store refuses access to this object"),
         Kind::Changed => (StatusCode::SERVICE_UNAVAILABLE, "the object keeps changing while it is read"),
-        Kind::Protocol | Kind::RangeRefused => (StatusCode::BAD_GATEWAY, "the store's answer was not the one asked for"),
+        Kind::Protocol | Kind::RangeRefused => {
+            (StatusCode::BAD_GATEWAY, "the store's answer was not the one asked for")
+        }
         Kind::Unavailable => (StatusCode::SERVICE_UNAVAILABLE, "the store is not available"),
         Kind::TimedOut => (StatusCode::GATEWAY_TIMEOUT, "the store did not answer in time"),
-        Kind::Overloaded(_) | Kind::Abandoned => (StatusCode::SERVICE_UNAVAILABLE, "this server is at one of its limits"),
+        Kind::Overloaded(_) | Kind::Abandoned => {
+            (StatusCode::SERVICE_UNAVAILABLE, "this server is at one of its limits")
+        }
         Kind::Internal => (StatusCode::INTERNAL_SERVER_ERROR, "this server failed; its log says why"),
     };
     let mut response = problem(status, detail);

@@ -253,7 +253,7 @@ mod tests {
         assert!(error.contains("baseline") && error.contains("memory.in_flight"), "{error}");
         let error = Plan { connections_max: Some(1 << 20), ..plan(1 << 30) }.divide().unwrap_err().to_string();
         assert!(error.contains("server.connections_max"), "{error}");
-        let error = Plan { extent_max: NonZeroU64::new(64 * MIB), ..plan(1 << 30) }.divide().unwrap_err().to_string();
+        let error = Plan { extent_max: NonZeroU64::new(16 * MIB), ..plan(1 << 30) }.divide().unwrap_err().to_string();
         assert!(error.contains("too long"), "{error}");
         assert!(plan(0).divide().is_err());
         assert!(Plan { upstream_concurrency: Some(u64::MAX), ..plan(1 << 30) }.divide().is_err());

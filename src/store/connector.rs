@@ -6,10 +6,10 @@ use async_trait::async_trait;
 use http::header::{RANGE, RETRY_AFTER};
 use http::{HeaderMap, StatusCode};
 use http_body_util::{BodyExt, Limited};
+use object_store::ClientOptions;
 use object_store::client::{
     ClientConfigKey, HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService,
 };
-use object_store::ClientOptions;
 
 use crate::error::Kind;
 
@@ -65,7 +65,8 @@ impl HttpConnector for Connector {
         if let Some(agent) = options.get_config_value(&ClientConfigKey::UserAgent) {
             builder = builder.user_agent(agent);
         }
-        let generic = |error: reqwest::Error| object_store::Error::Generic { store: "HTTP client", source: Box::new(error) };
+        let generic =
+            |error: reqwest::Error| object_store::Error::Generic { store: "HTTP client", source: Box::new(error) };
         if let Some(proxy) = options.get_config_value(&ClientConfigKey::ProxyUrl) {
             builder = builder.proxy(reqwest::Proxy::all(proxy).map_err(generic)?);
         }

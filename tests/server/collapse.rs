@@ -1,0 +1,102 @@
+//! Concurrent misses: one request for all who want the same, whoever of them stays.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use futures::future::join_all;
+use reqwest::Client;
+
+use crate::common::upstream::{Upstream, computed};
+use crate::common::{Halfopen, field, until};
+
+const MIB: u64 = 1 << 20;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_herd_costs_one_request() {
+    let upstream = Upstream::start().await;
+    upstream.put_computed("hot", 64 * MIB);
+    upstream.put_computed("known", 64 * MIB);
+    let server = Halfopen::before(&upstream).await;
+    server.get("known", Some("bytes=0-0")).await.bytes().await.unwrap();
+    upstream.take_asked();
+    // Once when nothing is known of the object, once when all but the extent is.
+    for key in ["hot", "known"] {
+        upstream.hold();
+        let client = Client::new();
+        let url = format!("{}/s/{key}", server.data);
+        let reads = (0..100).map(|_| client.get(&url).header("range", "bytes=1048576-2097151").send());
+        let reads = tokio::spawn(join_all(reads));
+        until(|| async { upstream.asked_count() > 0 }).await;
+        upstream.release();
+        let mut how = BTreeMap::<String, usize>::new();
+        for response in reads.await.unwrap() {
+            let response = response.unwrap();
+            *how.entry(field(&response, "cache-status").to_owned()).or_default() += 1;
+            assert!(response.bytes().await.unwrap() == computed(MIB..2 * MIB));
+        }
+        assert_eq!(upstream.take_asked().len(), 1, "{key}: {how:?}");
+        assert_eq!(how.get("halfopen; fwd=miss; stored"), Some(&1), "{key}: {how:?}");
+    }
+    assert_eq!(server.metric("halfopen_reads_total", "").await, 201);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_leaders_leaving_hurts_nobody() {
+    let upstream = Upstream::start().await;
+    upstream.put_computed("k", MIB);
+    let server = Arc::new(Halfopen::before(&upstream).await);
+    upstream.hold();
+    let leader = tokio::spawn({
+        let server = Arc::clone(&server);
+        async move { server.get("k", Some("bytes=0-1048575")).await }
+    });
+    until(|| async { upstream.asked_count() == 1 }).await;
+    let followers: Vec<_> = (0..9)
+        .map(|_| {
+            let server = Arc::clone(&server);
+            tokio::spawn(async move { server.get("k", Some("bytes=0-1048575")).await.bytes().await.unwrap() })
+        })
+        .collect();
+    leader.abort();
+    upstream.release();
+    for follower in followers {
+        assert!(follower.await.unwrap() == computed(0..MIB));
+    }
+    assert_eq!(upstream.take_asked().len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_nobody_waits_for_is_given_up_and_gives_everything_back() {
+    let upstream = Upstream::start().await;
+    upstream.put_computed("k", 1 << 40);
+    let server = Halfopen::before(&upstream).await;
+    for _ in 0..5 {
+        let mut response = server.get("k", None).await;
+        response.chunk().await.unwrap();
+    }
+    until(|| async {
+        let buffers = &server.memory().await["buffers"];
+        (&buffers["filling_bytes"], &buffers["pinned_bytes"]) == (&0.into(), &0.into())
+    })
+    .await;
+    // Five clients read a little: each costs at most the runs that it had begun.
+    assert!(upstream.take_bytes_sent() < 5 * 32 * MIB);
+    assert_eq!(server.get("k", Some("bytes=5-9")).await.bytes().await.unwrap(), computed(5..10));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn overlapping_reads_of_one_object_share_what_they_have_in_common() {
+    let upstream = Upstream::start().await;
+    upstream.put_computed("k", 8 * MIB);
+    let server = Arc::new(Halfopen::before(&upstream).await);
+    server.get("k", Some("bytes=0-0")).await.bytes().await.unwrap();
+    upstream.take_bytes_sent();
+    let reads = (0..20).map(|_| {
+        let server = Arc::clone(&server);
+        tokio::spawn(async move { server.get("k", None).await.bytes().await.unwrap() })
+    });
+    for read in join_all(reads).await {
+        assert!(read.unwrap() == computed(0..8 * MIB));
+    }
+    assert_eq!(upstream.take_bytes_sent(), 8 * MIB);
+}
