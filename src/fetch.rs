@@ -57,7 +57,6 @@ pub enum Found {
 
 impl Fetcher {
     /// A fetcher that fills buffers of `arena`, charged to `ledger`, into `cache`.
-    #[expect(clippy::too_many_arguments, reason = "it is built once, from all that lies below it")]
     pub fn new(
         cache: Arc<Cache>,
         directory: Arc<Directory>,

@@ -19,7 +19,7 @@ use tokio::time::timeout;
 pub const COMMAND: &str = "heap-profile";
 
 /// How long naming may take: a second on a busy machine, as measured.
-const SYMBOLIZE_TIMEOUT: Duration = Duration::from_secs(60);
+const SYMBOLIZE_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// The part of a dump that lists what was mapped where.
 const MAPS: &str = "MAPPED_LIBRARIES:";

@@ -113,7 +113,7 @@ async fn run(config: Config, metrics: Arc<Metrics>, stores: Stores) -> Result<()
     // The first signal stops, the second halts.
     let next = || async { signals.acquire().await.map_or((), tokio::sync::SemaphorePermit::forget) };
     tokio::select! {
-        served = server.run(next(), next()) => served,
+        ended = server.run(next(), next()) => ended,
         () = listen => Ok(()),
     }
 }

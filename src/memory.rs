@@ -125,9 +125,12 @@ impl Cgroup {
         let v2 = v2.into_iter().filter(|(_, group)| group.hierarchy == 0);
         for (is_v1, group) in v1.into_iter().chain(v2) {
             let files = if is_v1 { &VERSION_1 } else { &VERSION_2 };
-            let mount = mounts.0.iter().find(|mount| match is_v1 {
-                true => mount.fs_type == "cgroup" && mount.super_options.contains_key("memory"),
-                false => mount.fs_type == "cgroup2",
+            let mount = mounts.0.iter().find(|mount| {
+                if is_v1 {
+                    mount.fs_type == "cgroup" && mount.super_options.contains_key("memory")
+                } else {
+                    mount.fs_type == "cgroup2"
+                }
             });
             let Some(mount) = mount else { continue };
             // Inside a container the group's path can lie outside the mount: then the mount itself is the group.

@@ -13,7 +13,7 @@ use crate::object::{Metadata, ObjectName};
 use crate::store::{Head, Store};
 
 /// How long `immutable` is said to be fresh: a year, the longest that HTTP caches honour by convention.
-const IMMUTABLE_TTL: Duration = Duration::from_secs(365 * 24 * 3600);
+const IMMUTABLE_TTL: Duration = Duration::from_hours(8760);
 
 /// The objects known.
 #[derive(Debug)]

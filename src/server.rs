@@ -122,7 +122,7 @@ impl Server {
 
         api.ready.store(true, Ordering::Release);
         let failed = tokio::select! {
-            served = &mut serving => served.err(),
+            ended = &mut serving => ended.err(),
             () = stop => None,
         };
         api.ready.store(false, Ordering::Release);

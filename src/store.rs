@@ -202,7 +202,7 @@ impl Store {
         };
         let begun = Instant::now();
         let result = match timeout(self.stall_timeout, self.objects.get_opts(&path, options)).await {
-            Ok(result) => result.map_err(fault::classify),
+            Ok(result) => result.map_err(|error| fault::classify(&error)),
             Err(_) => Err(Error::new(Kind::TimedOut, "no answer within fetch.stall_timeout")),
         };
         let label = result.as_ref().err().map_or("ok", |error| fault::label(error));
@@ -252,7 +252,7 @@ impl Answer {
                 store.metrics.upstream_bytes(&store.name, bytes.len() as u64);
                 Some(Ok(bytes))
             }
-            Ok(Some(Err(error))) => Some(Err(store.fault(fault::classify(error)))),
+            Ok(Some(Err(error))) => Some(Err(store.fault(fault::classify(&error)))),
             Ok(None) => None,
             Err(_) => Some(Err(store.fault(Error::new(Kind::TimedOut, "no byte within fetch.stall_timeout")))),
         }

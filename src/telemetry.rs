@@ -231,7 +231,7 @@ impl Metrics {
         self.refused.get_or_create(&[("limit", Label::Fixed(limit))]).inc();
     }
 
-    /// All metrics as OpenMetrics text.
+    /// All metrics as `OpenMetrics` text.
     pub fn open_metrics(&self, gauges: &Gauges) -> String {
         let gauge = |family: &Family<Labels<1>, Gauge>, label, of, value: u64| {
             family.get_or_create(&[(label, Label::Fixed(of))]).set(i64::try_from(value).unwrap_or(i64::MAX));
@@ -273,7 +273,7 @@ impl Registrar {
     }
 }
 
-/// OpenMetrics text in the older Prometheus form: metric families carry the name of their samples.
+/// `OpenMetrics` text in the older Prometheus form: metric families carry the name of their samples.
 pub fn prometheus_text(open_metrics: &str) -> String {
     let counters: HashSet<&str> =
         open_metrics.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.strip_suffix(" counter")).collect();

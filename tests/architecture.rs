@@ -1,4 +1,5 @@
 //! The structure of the source, kept true.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -43,13 +43,13 @@ pub struct ServeFlags {
     /// Limit for the resident memory of the whole process [default: 75 % of the cgroup's limit, else 25 % of RAM].
     #[arg(long, env = "HALFOPEN_MEMORY_LIMIT", value_name = "SIZE")]
     pub memory_limit: Option<String>,
-    /// A store to serve under /NAME/: s3://bucket/prefix, https://, file:///dir or memory://. May be repeated.
+    /// A store to serve under /NAME/: <s3://bucket/prefix>, https://, <file:///dir> or memory://. May be repeated.
     #[arg(long, env = "HALFOPEN_STORE", value_name = "NAME=URL", value_delimiter = ',')]
     pub store: Vec<String>,
-    /// An option of a store, in `object_store`'s names: NAME.aws_endpoint=http://... May be repeated.
+    /// An option of a store, in `object_store`'s names: `NAME.aws_endpoint=http`://... May be repeated.
     #[arg(long, env = "HALFOPEN_STORE_OPTION", value_name = "NAME.KEY=VALUE", value_delimiter = ',')]
     pub store_option: Vec<String>,
-    /// How long a store's metadata is believed: immutable, a duration, or always [default: 60s]. May be repeated.
+    /// How long a store's metadata is believed: immutable, a duration, or always; repeatable [default: 60s].
     #[arg(long, env = "HALFOPEN_FRESHNESS", value_name = "NAME=POLICY", value_delimiter = ',')]
     pub freshness: Vec<String>,
 }
@@ -129,16 +129,12 @@ fn store_flags(
     }
     for text in &flags.store_option {
         let parts = text.split_once('=').and_then(|(path, value)| Some((path.split_once('.')?, value)));
-        match parts {
-            Some(((name, key), value)) => {
-                let options = &mut settings.stores.entry(name.to_owned()).or_default().options;
-                options.insert(key.to_owned(), Value::String(value.to_owned()));
-            }
-            // The value may be a secret: only what stands before it is repeated.
-            None => {
-                let name = text.split('=').next().unwrap_or_default();
-                faults.push(Fault::new("--store-option", format!("`{name}` is not followed by NAME.KEY=VALUE")));
-            }
-        }
+        let Some(((name, key), value)) = parts else {
+            // It is not repeated: it may be a secret.
+            faults.push(Fault::new("--store-option", "must be NAME.KEY=VALUE"));
+            continue;
+        };
+        let options = &mut settings.stores.entry(name.to_owned()).or_default().options;
+        options.insert(key.to_owned(), Value::String(value.to_owned()));
     }
 }

@@ -18,7 +18,7 @@ use crate::telemetry::check_filter;
 const HIDDEN: &str = "***";
 
 /// The longest duration that may be configured: longer ones are mistakes, and far below what the clock can add.
-const DURATION_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
+const DURATION_MAX: Duration = Duration::from_hours(8784);
 
 /// Reads settings one by one; what is left at the end are keys that do not exist.
 #[derive(Debug)]

@@ -108,7 +108,6 @@ fn allocate_for_fill(arena: &Arc<Arena>, extent: ByteRange, grant: Option<&mut G
     ExactBuffer::allocate(arena, extent.len(), grant)
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "used as a function for map_err")]
 fn inexact(inexact: Inexact) -> Error {
     Error::new(Kind::Internal, inexact.to_string())
 }

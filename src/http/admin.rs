@@ -135,6 +135,7 @@ struct MemoryDocument {
 }
 
 #[derive(Debug, Serialize)]
+#[expect(clippy::struct_field_names, reason = "the names are the contract's, and say their unit")]
 struct Buffers {
     live_bytes: u64,
     cached_bytes: u64,

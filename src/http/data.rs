@@ -96,12 +96,11 @@ fn deliver(api: &Arc<DataApi>, store: &StoreName, read: Read, seconds: f64) -> R
     headers::add_cache_status(&mut fields, outcome);
     let mut delivery =
         Delivery { api: Arc::clone(api), store: store.clone(), outcome: outcome.into(), seconds, body: None };
-    let body = match body.take_only() {
-        Some(piece) => Body::from(delivery.count(piece)),
-        None => {
-            delivery.body = Some(body);
-            delivery.into_body()
-        }
+    let body = if let Some(piece) = body.take_only() {
+        Body::from(delivery.count(piece))
+    } else {
+        delivery.body = Some(body);
+        delivery.into_body()
     };
     with_head(body, status, fields)
 }

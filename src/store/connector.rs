@@ -17,7 +17,7 @@ use crate::error::Kind;
 const REFUSAL_BYTES_MAX: usize = 4096;
 
 /// The longest Retry-After that is believed.
-const RETRY_AFTER_MAX: Duration = Duration::from_secs(3600);
+const RETRY_AFTER_MAX: Duration = Duration::from_hours(1);
 
 /// Idle connections kept per host: what a burst opened is used by the next one.
 const IDLE_CONNECTIONS_MAX: usize = 64;

@@ -27,7 +27,7 @@ const OBJECTS: [(&str, u64, &str); 3] = [
 const CHUNK: u64 = 64 << 10;
 
 /// Last-Modified of all objects: 2026-01-01.
-const MODIFIED: Duration = Duration::from_secs(1_767_225_600);
+const MODIFIED: Duration = Duration::from_hours(490_896);
 
 /// The store itself; it holds nothing.
 #[derive(Debug)]
@@ -46,7 +46,7 @@ fn bytes(key: &str, range: Range<u64>) -> Bytes {
     range.map(byte_at).collect()
 }
 
-/// The byte at an offset: SplitMix64's output function, so that neighbouring bytes differ and no shift maps onto itself.
+/// The byte at an offset: `SplitMix64`'s output function, so that neighbouring bytes differ and no shift maps onto itself.
 fn byte_at(offset: u64) -> u8 {
     let mixed = (offset ^ (offset >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

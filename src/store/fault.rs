@@ -11,14 +11,14 @@ use crate::error::{Error, Kind};
 /// The detail of [`Kind::Changed`] when a conditional HEAD found the known version to be current.
 const NOT_MODIFIED: &str = "not modified";
 
-pub(super) fn classify(error: object_store::Error) -> Error {
+pub(super) fn classify(error: &object_store::Error) -> Error {
     use object_store::Error as E;
-    match &error {
+    match error {
         E::NotFound { .. } | E::InvalidPath { .. } => Error::new(Kind::NotFound, error.to_string()),
         E::PermissionDenied { .. } | E::Unauthenticated { .. } => Error::new(Kind::Forbidden, error.to_string()),
         E::Precondition { .. } | E::AlreadyExists { .. } => Error::new(Kind::Changed, error.to_string()),
         E::NotModified { .. } => Error::new(Kind::Changed, NOT_MODIFIED),
-        _ => by_cause(&error),
+        _ => by_cause(error),
     }
 }
 
