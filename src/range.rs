@@ -222,7 +222,7 @@ mod tests {
 
         #[test]
         fn a_cut_is_gapless_and_exact(range in any_range(), pieces in 1u64..50, odd in 0u64..50) {
-            let length = NonZeroU64::new((range.len() / pieces).saturating_add(odd).saturating_add(1)).unwrap();
+            let length = NonZeroU64::new(range.len().div_euclid(pieces).saturating_add(odd).saturating_add(1)).unwrap();
             let mut at = range.start();
             for piece in range.cut(length) {
                 prop_assert_eq!(piece.start(), at);
