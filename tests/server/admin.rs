@@ -32,7 +32,7 @@ async fn memory_adds_up_and_can_be_given_back() {
     assert!((0.9..1.1).contains(&ratio), "{memory}");
 
     let url = format!("{}/debug/memory/release", server.admin);
-    let release: Value = reqwest::Client::new().post(url).send().await.unwrap().json().await.unwrap();
+    let release: Value = server.client.post(url).send().await.unwrap().json().await.unwrap();
     for part in ["before", "after"] {
         assert!(release[part]["process"]["rss_bytes"].as_u64().unwrap() > 40 * MIB);
     }
@@ -67,7 +67,7 @@ async fn metrics_are_in_both_forms_and_config_hides_secrets() {
     assert_eq!(server.metric("halfopen_served_bytes_total", "source=\"upstream\"").await, 10);
     assert_eq!(server.metric("halfopen_served_bytes_total", "source=\"memory\"").await, 10);
     let url = format!("{}/metrics", server.admin);
-    let request = reqwest::Client::new().get(url).header("accept", "application/openmetrics-text; version=1.0.0");
+    let request = server.client.get(url).header("accept", "application/openmetrics-text; version=1.0.0");
     let open = request.send().await.unwrap();
     assert!(field(&open, "content-type").starts_with("application/openmetrics-text"));
     assert!(open.text().await.unwrap().ends_with("# EOF\n"));

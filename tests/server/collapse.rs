@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use futures::future::join_all;
-use reqwest::Client;
 
 use crate::common::upstream::{Upstream, computed};
 use crate::common::{Halfopen, field, until};
@@ -22,7 +21,7 @@ async fn a_herd_costs_one_request() {
     // Once when nothing is known of the object, once when all but the extent is.
     for key in ["hot", "known"] {
         upstream.hold();
-        let client = Client::new();
+        let client = &server.client;
         let url = format!("{}/s/{key}", server.data);
         let reads = (0..100).map(|_| client.get(&url).header("range", "bytes=1048576-2097151").send());
         let reads = tokio::spawn(join_all(reads));

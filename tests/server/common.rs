@@ -19,6 +19,8 @@ pub const PATIENCE: Duration = Duration::from_mins(1);
 /// A running server. Killed when dropped.
 pub struct Halfopen {
     child: Child,
+    /// Made once: a client reads all certificates of the machine when it is made.
+    pub client: Client,
     pub data: String,
     pub admin: String,
     log: Arc<Mutex<Vec<String>>>,
@@ -66,6 +68,7 @@ impl Halfopen {
         };
         let server = Self {
             child,
+            client: Client::new(),
             data: format!("http://{data}"),
             admin: format!("http://{admin}"),
             log,
@@ -82,14 +85,14 @@ impl Halfopen {
 
     /// GET of a key of the store `s`.
     pub async fn get(&self, key: &str, range: Option<&str>) -> Response {
-        let request = Client::new().get(format!("{}/s/{key}", self.data));
+        let request = self.client.get(format!("{}/s/{key}", self.data));
         let request = range.map_or(request.try_clone().unwrap(), |range| request.header("range", range));
         request.send().await.unwrap()
     }
 
     /// GET of the admin API.
     pub async fn admin(&self, path: &str) -> Response {
-        let sent = Client::new().get(format!("{}{path}", self.admin)).send().await;
+        let sent = self.client.get(format!("{}{path}", self.admin)).send().await;
         sent.unwrap_or_else(|error| panic!("{error:?}; its log: {}", self.log()))
     }
 

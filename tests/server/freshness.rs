@@ -22,7 +22,7 @@ async fn fresh_metadata_is_believed_and_stale_metadata_is_revalidated_once() {
 
     upstream.hold();
     let reads = tokio::spawn(join_all((0..20).map(|_| {
-        let request = reqwest::Client::new().get(format!("{}/s/k", server.data));
+        let request = server.client.get(format!("{}/s/k", server.data));
         async move { request.send().await.unwrap() }
     })));
     crate::common::until(|| async { upstream.asked_count() > 0 }).await;

@@ -1,7 +1,5 @@
 //! Keys with any characters name just what they say, in every kind of store.
 
-use reqwest::Client;
-
 use crate::common::upstream::Upstream;
 use crate::common::{Halfopen, field};
 
@@ -76,15 +74,15 @@ async fn what_a_store_cannot_express_is_not_found() {
     }
     assert_eq!(upstream.take_asked(), [], "the store is not asked for another object");
     for (path, status) in [("/s/%ff", 400), ("/s/a%2", 400), ("/", 404), ("/s", 404), ("/none/a", 404)] {
-        let response = Client::new().get(format!("{}{path}", server.data)).send().await.unwrap();
+        let response = server.client.get(format!("{}{path}", server.data)).send().await.unwrap();
         assert_eq!(response.status(), status, "{path}");
         assert_eq!(field(&response, "content-type"), "application/problem+json");
     }
-    let long = Client::new().get(format!("{}/s/{}", server.data, "k".repeat(1025))).send().await.unwrap();
+    let long = server.client.get(format!("{}/s/{}", server.data, "k".repeat(1025))).send().await.unwrap();
     assert_eq!(long.status(), 414);
     let longest = raw_get(&server, &format!("/s/a?{}", "q".repeat(70_000))).await;
     assert!(longest.starts_with("HTTP/1.1 414 ") || longest.starts_with("HTTP/1.1 431 "), "{longest}");
-    let put = Client::new().put(format!("{}/s/a", server.data)).body("x").send().await.unwrap();
+    let put = server.client.put(format!("{}/s/a", server.data)).body("x").send().await.unwrap();
     assert_eq!((put.status().as_u16(), field(&put, "allow")), (405, "GET, HEAD"));
 }
 

@@ -1,6 +1,6 @@
 //! The truth table of ranges (RFC 9110 section 14), every row cold and warm.
 
-use reqwest::{Client, Method};
+use reqwest::Method;
 
 use crate::common::upstream::{Object, Upstream, computed};
 use crate::common::{Halfopen, field};
@@ -133,7 +133,7 @@ async fn head_ignores_ranges() {
     upstream.put("k", computed(0..10));
     let server = Halfopen::before(&upstream).await;
     for range in [None, Some("bytes=0-3"), Some("bytes=10-")] {
-        let request = Client::new().request(Method::HEAD, format!("{}/s/k", server.data));
+        let request = server.client.request(Method::HEAD, format!("{}/s/k", server.data));
         let request = if let Some(range) = range { request.header("range", range) } else { request };
         let response = request.send().await.unwrap();
         assert_eq!(response.status(), 200);
@@ -150,7 +150,7 @@ async fn head_ignores_ranges() {
     }
     assert_eq!(upstream.take_asked().len(), 1, "one HEAD within the freshness");
     assert_eq!(server.get("k", Some("bytes=1-2")).await.bytes().await.unwrap(), computed(1..3));
-    let missing = Client::new().head(format!("{}/s/missing", server.data)).send().await.unwrap();
+    let missing = server.client.head(format!("{}/s/missing", server.data)).send().await.unwrap();
     assert_eq!(missing.status(), 404);
 }
 

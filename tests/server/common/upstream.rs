@@ -295,7 +295,11 @@ fn body(shared: &Shared, object: &Object, bytes: Range<u64>, fault: &Fault) -> B
     let chunks = (bytes.start..end).step_by(CHUNK as usize).map(move |at| {
         let range = at..end.min(at + CHUNK);
         let chunk = match &content {
-            Some(content) => range.clone().map(|at| content.get(at as usize).copied().unwrap_or(b'?')).collect(),
+            Some(content) => {
+                let mut chunk = content[range.start as usize..content.len().min(range.end as usize)].to_vec();
+                chunk.resize((range.end - range.start) as usize, b'?');
+                chunk
+            }
             None => computed(range),
         };
         inner.lock().unwrap().bytes_sent += chunk.len() as u64;
