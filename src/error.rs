@@ -24,6 +24,8 @@ pub enum Kind {
     TimedOut,
     /// This server is out of a budget: the key of the configuration that limits it.
     Overloaded(&'static str),
+    /// It is not in the cache, and the client wants it from nowhere else.
+    NotCached,
     /// Nobody waited for the fill any longer.
     Abandoned,
     /// A fault of this program.

@@ -44,6 +44,23 @@ pub struct Fetcher {
     config: FetchConfig,
 }
 
+/// What a read takes its extents from.
+#[derive(Clone, Debug)]
+pub struct Target {
+    /// The store.
+    pub store: Arc<Store>,
+    /// The version.
+    pub metadata: Arc<Metadata>,
+    /// Nothing is taken from the cache and nothing is kept in it.
+    pub past_the_cache: bool,
+}
+
+impl Target {
+    fn key(&self, piece: ByteRange) -> ExtentKey {
+        ExtentKey::new(Arc::clone(&self.metadata.id), piece)
+    }
+}
+
 /// Where an extent was found.
 #[derive(Debug)]
 pub enum Found {
@@ -93,43 +110,63 @@ impl Fetcher {
     /// are put into `neighbours` and taken from `pieces`.
     pub fn find(
         self: &Arc<Self>,
-        store: &Arc<Store>,
-        metadata: &Arc<Metadata>,
+        target: &Target,
         pieces: &mut Peekable<Cut>,
         neighbours: &mut VecDeque<Found>,
     ) -> Option<Found> {
-        let first = pieces.next()?;
-        let key = |range| ExtentKey::new(Arc::clone(&metadata.id), range);
-        let first_key = key(first);
-        if let Some(extent) = self.cache.get(&first_key) {
+        let key = target.key(pieces.next()?);
+        if target.past_the_cache {
+            return Some(self.lead(&mut self.extents.look(), target, key, pieces, neighbours));
+        }
+        if let Some(extent) = self.cache.get(&key) {
             return Some(Found::Hit(extent));
         }
         let mut tower = self.extents.look();
-        if let Some(waiter) = tower.join(&first_key) {
+        if let Some(waiter) = tower.join(&key) {
             return Some(Found::Joined(waiter));
         }
         // A flight ends after its extent is in the cache: what was missing before the look may have landed since.
-        if let Some(extent) = self.cache.get(&first_key) {
+        if let Some(extent) = self.cache.get(&key) {
             return Some(Found::Hit(extent));
         }
+        Some(self.lead(&mut tower, target, key, pieces, neighbours))
+    }
+
+    /// Whether all extents of a range are in the cache.
+    pub fn holds(&self, metadata: &Arc<Metadata>, range: ByteRange) -> bool {
+        let key = |piece| ExtentKey::new(Arc::clone(&metadata.id), piece);
+        range.cut(self.config.extent_max).all(|piece| self.cache.contains(&key(piece)))
+    }
+
+    /// Begins the flight of a missing extent, and with it those of its missing neighbours: one run.
+    fn lead(
+        self: &Arc<Self>,
+        tower: &mut Tower<'_, ExtentKey, Extent>,
+        target: &Target,
+        first: ExtentKey,
+        pieces: &mut Peekable<Cut>,
+        neighbours: &mut VecDeque<Found>,
+    ) -> Found {
         let interest = Arc::new(Interest::default());
-        let (landing, waiter) = tower.lead(first_key, &interest);
+        let begin = |tower: &mut Tower<'_, ExtentKey, Extent>, key| {
+            if target.past_the_cache { tower.fly_alone(key, &interest) } else { tower.lead(key, &interest) }
+        };
+        let mut range = first.range();
+        let (landing, waiter) = begin(tower, first);
         let mut landings = VecDeque::from([landing]);
-        let mut run = first;
         while let Some(piece) = pieces.next_if(|piece| {
-            let length = piece.end() - first.start();
-            length <= self.config.run_max.get() && self.is_missing(&tower, &key(*piece))
+            piece.end() - range.start() <= self.config.run_max.get()
+                && (target.past_the_cache || self.is_missing(tower, &target.key(*piece)))
         }) {
-            let (landing, waiter) = tower.lead(key(piece), &interest);
+            let (landing, waiter) = begin(tower, target.key(piece));
             landings.push_back(landing);
             neighbours.push_back(Found::Led(waiter));
-            run = run.until(piece.end());
+            range = range.until(piece.end());
         }
-        drop(tower);
-        let run = Run::new(Arc::clone(store), Arc::clone(metadata), run, landings, interest);
+        let run = Run::new(target, range, landings, interest);
         let fetcher = Arc::clone(self);
         self.tracker.spawn(async move { fetcher.fill(run).await });
-        Some(Found::Led(waiter))
+        Found::Led(waiter)
     }
 
     fn is_missing(&self, tower: &Tower<'_, ExtentKey, Extent>, key: &ExtentKey) -> bool {

@@ -71,9 +71,15 @@ impl<K: Eq + Hash + Clone, V> Tower<'_, K, V> {
 
     /// Begins a flight. Work on several flights shares one interest.
     pub fn lead(&mut self, key: K, interest: &Arc<Interest>) -> (Landing<K, V>, Waiter<V>) {
+        let (landing, waiter) = self.fly_alone(key, interest);
+        let flight = Flight { cell: Arc::clone(&landing.cell), interest: Arc::clone(interest) };
+        self.flights.insert(landing.key.clone(), flight);
+        (landing, waiter)
+    }
+
+    /// Begins a flight that nobody can join.
+    pub fn fly_alone(&mut self, key: K, interest: &Arc<Interest>) -> (Landing<K, V>, Waiter<V>) {
         let cell = Arc::new(Cell::new());
-        let flight = Flight { cell: Arc::clone(&cell), interest: Arc::clone(interest) };
-        self.flights.insert(key.clone(), flight);
         let waiter = Waiter::new(&cell, interest);
         (Landing { flights: Arc::clone(self.of), key, cell }, waiter)
     }

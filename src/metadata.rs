@@ -26,12 +26,23 @@ pub struct Directory {
 /// What is known of an object.
 #[derive(Clone, Debug)]
 pub enum Known {
-    /// It may be used for so much longer.
-    Fresh(Arc<Metadata>, Duration),
-    /// The store must be asked first.
+    /// It may be used.
+    Fresh(Arc<Metadata>, Life),
+    /// The store must be asked first: its freshness has run out.
     Stale(Arc<Metadata>),
+    /// The store must be asked first, because the client wants it younger than it is.
+    TooOld(Arc<Metadata>),
     /// Nothing.
     Nothing,
+}
+
+/// How old what is known is, and how much longer it is fresh.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Life {
+    /// Since the store last said it.
+    pub age: Duration,
+    /// Until the store must be asked again.
+    pub ttl: Duration,
 }
 
 /// What a store said when it was asked for an object's metadata.
@@ -49,17 +60,20 @@ impl Directory {
         Self { cache, validations: Arc::default(), tracker }
     }
 
-    /// What is known of an object, under a store's freshness.
-    pub fn known(&self, name: &ObjectName, freshness: Freshness) -> Known {
+    /// What is known of an object, under a store's freshness and the age that the client accepts.
+    pub fn known(&self, name: &ObjectName, freshness: Freshness, max_age: Option<Duration>) -> Known {
         let Some(Record { metadata, validated_at }) = self.cache.record(name) else { return Known::Nothing };
+        let age = validated_at.elapsed();
         let lifetime = match freshness {
-            Freshness::Immutable => return Known::Fresh(metadata, IMMUTABLE_TTL),
+            Freshness::Immutable => IMMUTABLE_TTL,
             Freshness::For(lifetime) => lifetime,
             Freshness::Always => Duration::ZERO,
         };
-        match lifetime.checked_sub(validated_at.elapsed()) {
-            Some(left) if !left.is_zero() => Known::Fresh(metadata, left),
-            _ => Known::Stale(metadata),
+        // What is known for no time at all is not fresh, however young it is.
+        match lifetime.checked_sub(age).filter(|ttl| !ttl.is_zero()) {
+            None if freshness != Freshness::Immutable => Known::Stale(metadata),
+            _ if max_age.is_some_and(|max_age| max_age.is_zero() || age > max_age) => Known::TooOld(metadata),
+            ttl => Known::Fresh(metadata, Life { age, ttl: ttl.unwrap_or(IMMUTABLE_TTL) }),
         }
     }
 
@@ -98,7 +112,7 @@ impl Directory {
                 return Err(Error::new(Kind::Protocol, "the store says not modified to an unconditional HEAD"));
             }
             // The same version again: its identity is kept, and with it the extents that share it.
-            (Ok(Head::Current(current)), Some(known)) if *known == current => (known, 200),
+            (Ok(Head::Current(current)), Some(known)) if known.says_the_same(&current) => (known, 200),
             (Ok(Head::Current(current)), _) => (Arc::new(current), 200),
             (Err(error), Some(known)) => {
                 if error.kind() == Kind::NotFound {

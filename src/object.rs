@@ -177,7 +177,7 @@ impl Hash for ExtentKey {
 }
 
 /// What a store said about one version of an object, all of it from one answer.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, Debug)]
 pub struct Metadata {
     /// The version it belongs to.
     pub id: Arc<ObjectId>,
@@ -189,6 +189,8 @@ pub struct Metadata {
     pub modified: Option<SystemTime>,
     /// Header fields of the representation that are passed on as they are.
     pub fields: Fields,
+    /// When the store said it, by this machine's clock.
+    pub received_at: SystemTime,
 }
 
 /// Header fields of a representation; what the store does not give is not invented.
@@ -219,7 +221,14 @@ impl Metadata {
             Some(tag) if !tag.is_empty() && !tag.starts_with("W/") => Version::Strong(Arc::clone(tag)),
             _ => Version::Weak { size, modified, tag: etag.clone() },
         };
-        Self { id: Arc::new(ObjectId::new(name, version)), size, etag, modified, fields }
+        let received_at = SystemTime::now();
+        Self { id: Arc::new(ObjectId::new(name, version)), size, etag, modified, fields, received_at }
+    }
+
+    /// Whether both say the same, whenever they were said.
+    pub fn says_the_same(&self, other: &Self) -> bool {
+        let tail = |of: &Self| (of.size, of.modified);
+        self.id == other.id && tail(self) == tail(other) && self.etag == other.etag && self.fields == other.fields
     }
 
     /// The tag to send as If-Match, when the version has a strong one.

@@ -9,8 +9,8 @@ use bytes::Bytes;
 
 use crate::buffer::Extent;
 use crate::error::{Error, Kind};
-use crate::fetch::{Fetcher, Found, Opened, Opening};
-use crate::metadata::{Directory, Known};
+use crate::fetch::{Fetcher, Found, Opened, Opening, Target};
+use crate::metadata::{Directory, Known, Life};
 use crate::object::{Metadata, ObjectName};
 use crate::range::{ByteRange, Cut, RangeSpec, Resolved};
 use crate::store::{Store, Stores};
@@ -24,17 +24,32 @@ pub struct Reader {
     fetcher: Arc<Fetcher>,
 }
 
+/// What a client wishes of the cache (RFC 9111 section 5.2.1).
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Wishes {
+    /// The metadata must be no older; zero asks the store in any case.
+    pub max_age: Option<Duration>,
+    /// Read past the cache: nothing is taken from it, and nothing is kept.
+    pub no_store: bool,
+    /// Nothing is fetched: what is not in the cache is an error.
+    pub only_if_cached: bool,
+}
+
 /// How a read was opened: decided by its first extent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {
     /// From memory; the metadata is fresh for so much longer.
     Memory(Duration),
+    /// From disk, likewise.
+    Disk(Duration),
     /// Fetched for this read.
     Miss,
     /// Fetched for another read, which this one joined.
     Collapsed,
     /// The metadata was stale; the store answered its revalidation with this status.
     Stale(u16),
+    /// The store was asked because the client wished it.
+    Requested,
 }
 
 /// An opened read.
@@ -46,6 +61,8 @@ pub struct Read {
     pub resolved: Resolved,
     /// How it was opened.
     pub outcome: Outcome,
+    /// How long ago the store said what the metadata says.
+    pub age: Duration,
     /// The bytes: none when nothing is to be sent.
     pub body: ReadBody,
 }
@@ -57,8 +74,7 @@ pub struct ReadBody {
     found: VecDeque<Found>,
     pieces: Peekable<Cut>,
     fetcher: Arc<Fetcher>,
-    store: Arc<Store>,
-    metadata: Arc<Metadata>,
+    target: Target,
 }
 
 /// Bytes of one extent.
@@ -86,129 +102,135 @@ impl Reader {
         &self.stores
     }
 
-    /// The object's metadata, asked of the store where it is not fresh.
-    pub async fn head(&self, name: &ObjectName) -> Result<Arc<Metadata>, Error> {
+    /// The object's metadata and its age, asked of the store where it is not fresh.
+    pub async fn head(&self, name: &ObjectName, wishes: &Wishes) -> Result<(Arc<Metadata>, Duration), Error> {
         let store = self.store(name.store.as_str())?;
-        match self.directory.known(name, store.freshness()) {
-            Known::Fresh(metadata, _) => Ok(metadata),
-            Known::Stale(_) | Known::Nothing => Ok(self.directory.validate(store, name).await?.metadata),
+        match self.directory.known(name, store.freshness(), wishes.max_age) {
+            Known::Fresh(metadata, life) => Ok((metadata, life.age)),
+            _ if wishes.only_if_cached => Err(not_cached()),
+            _ => Ok((self.directory.validate(store, name).await?.metadata, Duration::ZERO)),
         }
     }
 
     /// Opens a range of an object and waits for its first extent.
     ///
     /// A change of the object that is seen before the first byte opens the read once more, at the new version.
-    pub async fn open(&self, name: &ObjectName, spec: RangeSpec) -> Result<Read, Error> {
-        let store = self.store(name.store.as_str())?;
-        match self.try_open(store, name, spec).await {
-            Err(error) if error.kind() == Kind::Changed => self.try_open(store, name, spec).await,
+    pub async fn open(&self, name: &ObjectName, spec: RangeSpec, wishes: &Wishes) -> Result<Read, Error> {
+        let asked = Asked { store: self.store(name.store.as_str())?, name, spec, wishes };
+        match self.try_open(&asked).await {
+            Err(error) if error.kind() == Kind::Changed => self.try_open(&asked).await,
             opened => opened,
         }
     }
 
-    async fn try_open(&self, store: &Arc<Store>, name: &ObjectName, spec: RangeSpec) -> Result<Read, Error> {
-        match self.directory.known(name, store.freshness()) {
-            Known::Fresh(metadata, ttl) => self.read(store, metadata, spec, Freshened::Was(ttl)).await,
-            Known::Stale(_) => self.revalidate(store, name, spec).await,
-            Known::Nothing => match self.fetcher.open(store, name, spec).await {
-                Ok(Opened::Led(opening)) => self.read_on(store, &opening, spec, Outcome::Miss).await,
-                Ok(Opened::Joined(opening)) => self.read_on(store, &opening, spec, Outcome::Collapsed).await,
-                Ok(Opened::Known) => self.revalidate_unless_fresh(store, name, spec).await,
-                Err(error) if error.kind() == Kind::RangeRefused => self.explain(store, name, spec, error).await,
-                Err(error) => Err(error),
+    async fn try_open(&self, asked: &Asked<'_>) -> Result<Read, Error> {
+        let wishes = asked.wishes;
+        match self.directory.known(asked.name, asked.store.freshness(), wishes.max_age) {
+            Known::Fresh(metadata, life) if !wishes.no_store => self.read(asked, metadata, Freshened::Was(life)).await,
+            _ if wishes.only_if_cached => Err(not_cached()),
+            _ if wishes.no_store => self.revalidate(asked, |_| Freshened::ByWish).await,
+            Known::Nothing => self.learn(asked).await,
+            Known::Stale(_) => self.revalidate(asked, Freshened::By).await,
+            Known::Fresh(..) | Known::TooOld(_) => self.revalidate(asked, |_| Freshened::ByWish).await,
+        }
+    }
+
+    /// Reads an object of which nothing is known: the first GET teaches what there is to know.
+    async fn learn(&self, asked: &Asked<'_>) -> Result<Read, Error> {
+        match self.fetcher.open(asked.store, asked.name, asked.spec).await {
+            Ok(Opened::Led(opening)) => self.read_on(asked, &opening, Outcome::Miss).await,
+            Ok(Opened::Joined(opening)) => self.read_on(asked, &opening, Outcome::Collapsed).await,
+            Ok(Opened::Known) => match self.directory.known(asked.name, asked.store.freshness(), None) {
+                Known::Fresh(metadata, life) => self.read(asked, metadata, Freshened::Was(life)).await,
+                _ => self.revalidate(asked, Freshened::By).await,
             },
+            Err(error) if error.kind() == Kind::RangeRefused => self.explain(asked, error).await,
+            Err(error) => Err(error),
         }
     }
 
-    async fn revalidate_unless_fresh(
-        &self,
-        store: &Arc<Store>,
-        name: &ObjectName,
-        spec: RangeSpec,
-    ) -> Result<Read, Error> {
-        match self.directory.known(name, store.freshness()) {
-            Known::Fresh(metadata, ttl) => self.read(store, metadata, spec, Freshened::Was(ttl)).await,
-            _ => self.revalidate(store, name, spec).await,
-        }
-    }
-
-    async fn revalidate(&self, store: &Arc<Store>, name: &ObjectName, spec: RangeSpec) -> Result<Read, Error> {
-        let validated = self.directory.validate(store, name).await?;
-        self.read(store, validated.metadata, spec, Freshened::By(validated.status)).await
+    async fn revalidate(&self, asked: &Asked<'_>, how: fn(u16) -> Freshened) -> Result<Read, Error> {
+        let validated = self.directory.validate(asked.store, asked.name).await?;
+        self.read(asked, validated.metadata, how(validated.status)).await
     }
 
     /// The store refused the range: the object's size tells whether the range or the store is at fault.
-    async fn explain(
-        &self,
-        store: &Arc<Store>,
-        name: &ObjectName,
-        spec: RangeSpec,
-        refusal: Error,
-    ) -> Result<Read, Error> {
-        let metadata = self.directory.validate(store, name).await?.metadata;
-        if spec.resolve(metadata.size).bytes(metadata.size).is_some() {
+    async fn explain(&self, asked: &Asked<'_>, refusal: Error) -> Result<Read, Error> {
+        let metadata = self.directory.validate(asked.store, asked.name).await?.metadata;
+        if asked.spec.resolve(metadata.size).bytes(metadata.size).is_some() {
             return Err(Error::new(Kind::Protocol, format!("a range inside the object was refused: {refusal}")));
         }
-        self.read(store, metadata, spec, Freshened::Now).await
+        self.read(asked, metadata, Freshened::Now).await
     }
 
     /// Reads an object whose metadata is known.
-    async fn read(
-        &self,
-        store: &Arc<Store>,
-        metadata: Arc<Metadata>,
-        spec: RangeSpec,
-        freshened: Freshened,
-    ) -> Result<Read, Error> {
-        let resolved = spec.resolve(metadata.size);
-        let pieces =
-            resolved.bytes(metadata.size).map_or_else(Cut::empty, |bytes| bytes.cut(self.fetcher.extent_max()));
-        let mut body = self.body(store, &metadata, VecDeque::new(), pieces);
+    async fn read(&self, asked: &Asked<'_>, metadata: Arc<Metadata>, freshened: Freshened) -> Result<Read, Error> {
+        let resolved = asked.spec.resolve(metadata.size);
+        let bytes = resolved.bytes(metadata.size);
+        if asked.wishes.only_if_cached && bytes.is_some_and(|bytes| !self.fetcher.holds(&metadata, bytes)) {
+            return Err(not_cached());
+        }
+        let pieces = bytes.map_or_else(Cut::empty, |bytes| bytes.cut(self.fetcher.extent_max()));
+        let mut body = self.body(asked, &metadata, VecDeque::new(), pieces);
         let first = body.find_next();
-        let outcome = match (freshened, &first) {
-            (Freshened::By(status), _) => Outcome::Stale(status),
-            (Freshened::Was(ttl), Some(Found::Hit(_)) | None) => Outcome::Memory(ttl),
-            (_, Some(Found::Joined(_))) => Outcome::Collapsed,
-            _ => Outcome::Miss,
-        };
+        let joined = matches!(first, Some(Found::Joined(_)));
         body.first = body.wait(first).await?;
-        Ok(Read { metadata, resolved, outcome, body })
+        let (outcome, age) = match (freshened, body.first.as_ref().map(|first| first.source)) {
+            (Freshened::By(status), _) => (Outcome::Stale(status), Duration::ZERO),
+            (Freshened::ByWish, _) => (Outcome::Requested, Duration::ZERO),
+            (Freshened::Was(life), Some(ByteSource::Memory) | None) => (Outcome::Memory(life.ttl), life.age),
+            (_, Some(ByteSource::Upstream)) if joined => (Outcome::Collapsed, Duration::ZERO),
+            _ => (Outcome::Miss, Duration::ZERO),
+        };
+        Ok(Read { metadata, resolved, outcome, age, body })
     }
 
     /// Reads on from the extents that an opening is filling.
-    async fn read_on(
-        &self,
-        store: &Arc<Store>,
-        opening: &Opening,
-        spec: RangeSpec,
-        outcome: Outcome,
-    ) -> Result<Read, Error> {
+    async fn read_on(&self, asked: &Asked<'_>, opening: &Opening, outcome: Outcome) -> Result<Read, Error> {
         let metadata = Arc::clone(&opening.metadata);
-        let resolved = spec.resolve(metadata.size);
+        let resolved = asked.spec.resolve(metadata.size);
         let rest = resolved.bytes(metadata.size).and_then(|bytes| ByteRange::new(opening.range.end(), bytes.end()));
         let pieces = rest.map_or_else(Cut::empty, |rest| rest.cut(self.fetcher.extent_max()));
         let found = opening.extents.iter().cloned().map(Found::Led).collect();
-        let mut body = self.body(store, &metadata, found, pieces);
+        let mut body = self.body(asked, &metadata, found, pieces);
         let first = body.find_next();
         body.first = body.wait(first).await?;
-        Ok(Read { metadata, resolved, outcome, body })
+        Ok(Read { metadata, resolved, outcome, age: Duration::ZERO, body })
     }
 
-    fn body(&self, store: &Arc<Store>, metadata: &Arc<Metadata>, found: VecDeque<Found>, pieces: Cut) -> ReadBody {
-        let (fetcher, store, metadata) = (Arc::clone(&self.fetcher), Arc::clone(store), Arc::clone(metadata));
-        ReadBody { first: None, found, pieces: pieces.peekable(), fetcher, store, metadata }
+    fn body(&self, asked: &Asked<'_>, metadata: &Arc<Metadata>, found: VecDeque<Found>, pieces: Cut) -> ReadBody {
+        let target = Target {
+            store: Arc::clone(asked.store),
+            metadata: Arc::clone(metadata),
+            past_the_cache: asked.wishes.no_store,
+        };
+        ReadBody { first: None, found, pieces: pieces.peekable(), fetcher: Arc::clone(&self.fetcher), target }
     }
+}
+
+/// One read, as it was asked for.
+struct Asked<'a> {
+    store: &'a Arc<Store>,
+    name: &'a ObjectName,
+    spec: RangeSpec,
+    wishes: &'a Wishes,
 }
 
 /// How the metadata of a read came to be fresh.
 #[derive(Clone, Copy, Debug)]
 enum Freshened {
-    /// It was, and is for so much longer.
-    Was(Duration),
+    /// It was.
+    Was(Life),
     /// By a revalidation that was answered with this status.
     By(u16),
+    /// The client wished the store to be asked.
+    ByWish,
     /// It was learned for this read.
     Now,
+}
+
+fn not_cached() -> Error {
+    Error::new(Kind::NotCached, "only-if-cached")
 }
 
 impl ReadBody {
@@ -227,9 +249,7 @@ impl ReadBody {
     }
 
     fn find_next(&mut self) -> Option<Found> {
-        self.found
-            .pop_front()
-            .or_else(|| self.fetcher.find(&self.store, &self.metadata, &mut self.pieces, &mut self.found))
+        self.found.pop_front().or_else(|| self.fetcher.find(&self.target, &mut self.pieces, &mut self.found))
     }
 
     async fn wait(&self, found: Option<Found>) -> Result<Option<Piece>, Error> {
@@ -237,7 +257,9 @@ impl ReadBody {
         match found {
             None => Ok(None),
             Some(Found::Hit(extent)) => Ok(piece(&extent, ByteSource::Memory)),
-            Some(Found::Joined(waiter) | Found::Led(waiter)) => Ok(piece(&waiter.wait().await?, ByteSource::Upstream)),
+            Some(Found::Joined(waiter) | Found::Led(waiter)) => {
+                Ok(piece(&waiter.wait().await?, ByteSource::Upstream))
+            }
         }
     }
 }

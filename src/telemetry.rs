@@ -36,12 +36,18 @@ pub fn start_log(directives: &str, json: bool) {
 pub enum ReadOutcome {
     /// The first extent was in memory.
     Memory,
+    /// It was on disk.
+    Disk,
     /// It was fetched for this read.
     Miss,
     /// It was being fetched for another.
     Collapsed,
     /// The metadata was stale and was revalidated first.
     Stale,
+    /// The client wished the store to be asked.
+    Bypass,
+    /// 304.
+    NotModified,
     /// 404, 416 and the like.
     ClientError,
     /// The read failed, before or after its first byte.
@@ -52,9 +58,12 @@ impl ReadOutcome {
     const fn label(self) -> &'static str {
         match self {
             Self::Memory => "memory",
+            Self::Disk => "disk",
             Self::Miss => "miss",
             Self::Collapsed => "collapsed",
             Self::Stale => "stale",
+            Self::Bypass => "bypass",
+            Self::NotModified => "not_modified",
             Self::ClientError => "client_error",
             Self::Error => "error",
         }
@@ -66,6 +75,8 @@ impl ReadOutcome {
 pub enum ByteSource {
     /// The memory tier.
     Memory,
+    /// The disk tier.
+    Disk,
     /// A store, for this read or for one it joined.
     Upstream,
 }
@@ -74,6 +85,7 @@ impl ByteSource {
     const fn label(self) -> &'static str {
         match self {
             Self::Memory => "memory",
+            Self::Disk => "disk",
             Self::Upstream => "upstream",
         }
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use backon::Retryable;
 
 use super::run::Run;
-use super::{Fetcher, weight_of};
+use super::{Fetcher, Target, weight_of};
 use crate::buffer::{ExactBuffer, Extent};
 use crate::error::{Error, Kind};
 use crate::flight::{Interest, Landing, Waiter};
@@ -66,7 +66,7 @@ impl Fetcher {
             let key = (name.clone(), spec);
             if let Some(waiter) = tower.join(&key) {
                 (waiter, false)
-            } else if !matches!(self.directory.known(name, store.freshness()), Known::Nothing) {
+            } else if !matches!(self.directory.known(name, store.freshness(), None), Known::Nothing) {
                 return Ok(Opened::Known);
             } else {
                 let interest = Arc::new(Interest::default());
@@ -145,7 +145,8 @@ impl Fetcher {
         drop(tower);
         // In this order: whoever sees the metadata sees the flights.
         self.directory.learned(&metadata);
-        let run = Run::new(store, Arc::clone(&metadata), range, landings, interest);
+        let target = Target { store, metadata: Arc::clone(&metadata), past_the_cache: false };
+        let run = Run::new(&target, range, landings, interest);
         landing.land(Ok(Arc::new(Opening { metadata, range, extents })));
         run.with_grant(grant)
     }

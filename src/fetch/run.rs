@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use backon::BackoffBuilder;
 
-use super::{Fetcher, weight_of};
+use super::{Fetcher, Target, weight_of};
 use crate::buffer::arena::Arena;
 use crate::buffer::{ExactBuffer, Extent, Inexact};
 use crate::error::{Error, Kind};
@@ -13,13 +13,12 @@ use crate::flight::{Interest, Landing};
 use crate::ledger::Grant;
 use crate::object::{ExtentKey, Metadata};
 use crate::range::ByteRange;
-use crate::store::{Answer, Span, Store};
+use crate::store::{Answer, Span};
 
 /// Neighbouring extents on their way from a store.
 #[derive(Debug)]
 pub(super) struct Run {
-    store: Arc<Store>,
-    metadata: Arc<Metadata>,
+    target: Target,
     range: ByteRange,
     /// Extents still to come, in order; the first of them is in `buffer`.
     landings: VecDeque<Landing<ExtentKey, Extent>>,
@@ -30,13 +29,12 @@ pub(super) struct Run {
 
 impl Run {
     pub(super) fn new(
-        store: Arc<Store>,
-        metadata: Arc<Metadata>,
+        target: &Target,
         range: ByteRange,
         landings: VecDeque<Landing<ExtentKey, Extent>>,
         interest: Arc<Interest>,
     ) -> Self {
-        Self { store, metadata, range, landings, buffer: None, grant: None, interest }
+        Self { target: target.clone(), range, landings, buffer: None, grant: None, interest }
     }
 
     pub(super) fn with_grant(mut self, grant: Grant) -> Self {
@@ -78,7 +76,11 @@ impl Run {
     fn land(&mut self, buffer: ExactBuffer, fetcher: &Fetcher) -> Result<(), Error> {
         let extent = buffer.finish().inspect_err(|_| fetcher.metrics.not_stored("inexact")).map_err(inexact)?;
         if let Some(landing) = self.landings.pop_front() {
-            fetcher.cache.insert(landing.key().clone(), extent.clone());
+            if self.target.past_the_cache {
+                extent.charge().pinned();
+            } else {
+                fetcher.cache.insert(landing.key().clone(), extent.clone());
+            }
             landing.land(Ok(extent));
         }
         Ok(())
@@ -138,10 +140,10 @@ impl Fetcher {
     fn finish(&self, run: Run, filled: Result<(), Error>) {
         let Err(error) = filled else { return };
         match error.kind() {
-            Kind::Changed | Kind::NotFound => self.directory.disproved(&run.metadata),
+            Kind::Changed | Kind::NotFound => self.directory.disproved(&run.target.metadata),
             Kind::Abandoned => {}
             kind => {
-                let (object, range) = (run.metadata.id.name(), run.range);
+                let (object, range) = (run.target.metadata.id.name(), run.range);
                 let detail = error.detail();
                 tracing::warn!(store = %object.store, key = ?object.key, ?range, ?kind, detail, "fill failed");
             }
@@ -171,12 +173,12 @@ impl Fetcher {
         let mut answer = match (answer, run.rest()) {
             (Some(answer), _) => answer,
             (None, Some(rest)) => {
-                let key = &run.metadata.id.name().key;
-                run.store.get(key, Span::Part(rest), run.metadata.strong_etag()).await?
+                let key = &run.target.metadata.id.name().key;
+                run.target.store.get(key, Span::Part(rest), run.target.metadata.strong_etag()).await?
             }
             (None, None) => return Ok(()),
         };
-        check_version(&answer, &run.metadata)?;
+        check_version(&answer, &run.target.metadata)?;
         // An answer holds more than the run where the grant did not reach for all of it, or a suffix was that long.
         let surplus_expected = answer.range.end() > run.range.end();
         while let Some(bytes) = answer.next().await {

@@ -13,9 +13,10 @@ use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use percent_encoding::percent_decode_str;
 use tokio::time::Instant;
 
+use super::conditions::{Conditions, Verdict, wishes};
 use super::headers;
 use crate::error::{Error, Kind};
-use crate::object::{KEY_BYTES_MAX, ObjectKey, ObjectName, StoreName};
+use crate::object::{KEY_BYTES_MAX, Metadata, ObjectKey, ObjectName, StoreName};
 use crate::range::Resolved;
 use crate::reader::{Outcome, Piece, Read, ReadBody, Reader};
 use crate::telemetry::{Metrics, ReadOutcome};
@@ -37,7 +38,7 @@ pub fn router(api: Arc<DataApi>) -> Router {
 async fn answer(State(api): State<Arc<DataApi>>, request: Request) -> Response {
     let (method, response) = match *request.method() {
         Method::GET => ("GET", get(&api, request.uri().path(), request.headers()).await),
-        Method::HEAD => ("HEAD", head(&api, request.uri().path()).await),
+        Method::HEAD => ("HEAD", head(&api, request.uri().path(), request.headers()).await),
         _ => ("other", not_allowed()),
     };
     api.metrics.response("data", method, response.status().as_u16());
@@ -50,18 +51,21 @@ fn not_allowed() -> Response {
     response
 }
 
-async fn head(api: &DataApi, path: &str) -> Response {
+async fn head(api: &DataApi, path: &str, request: &HeaderMap) -> Response {
     let name = match object_name(path) {
         Ok(name) => name,
         Err(response) => return *response,
     };
-    match api.reader.head(&name).await {
-        Ok(metadata) => {
-            let (status, fields) = headers::opened(&metadata, Resolved::Whole);
-            with_head(Body::empty(), status, fields)
-        }
-        Err(error) => refuse(api, &error),
+    let (metadata, age) = match api.reader.head(&name, &wishes(request)).await {
+        Ok(known) => known,
+        Err(error) => return refuse(api, &error),
+    };
+    if let Some(response) = refuse_by(Conditions::read(request).judge(&metadata), &metadata) {
+        return response;
     }
+    let (status, mut fields) = headers::opened(&metadata, Resolved::Whole);
+    headers::add_age(&mut fields, age);
+    with_head(Body::empty(), status, fields)
 }
 
 async fn get(api: &Arc<DataApi>, path: &str, request: &HeaderMap) -> Response {
@@ -73,14 +77,18 @@ async fn get(api: &Arc<DataApi>, path: &str, request: &HeaderMap) -> Response {
             return *response;
         }
     };
-    let opened = api.reader.open(&name, headers::range_spec(request)).await;
+    let opened = open(api, &name, request).await;
     let seconds = begun.elapsed().as_secs_f64();
     match opened {
-        Ok(read) if read.resolved == Resolved::Unsatisfiable => {
+        Ok(Opened::Refused(response, outcome)) => {
+            api.metrics.read(Some(&name.store), outcome, seconds);
+            *response
+        }
+        Ok(Opened::Read(read)) if read.resolved == Resolved::Unsatisfiable => {
             api.metrics.read(Some(&name.store), ReadOutcome::ClientError, seconds);
             headers::unsatisfiable(&read.metadata)
         }
-        Ok(read) => deliver(api, &name.store, read, seconds),
+        Ok(Opened::Read(read)) => deliver(api, &name.store, *read, seconds),
         Err(error) => {
             let store = api.reader.store(name.store.as_str()).ok().map(|store| store.name());
             api.metrics.read(store, outcome_of(&error), seconds);
@@ -89,11 +97,52 @@ async fn get(api: &Arc<DataApi>, path: &str, request: &HeaderMap) -> Response {
     }
 }
 
+/// A GET that was opened, or answered by its conditions.
+enum Opened {
+    Read(Box<Read>),
+    Refused(Box<Response>, ReadOutcome),
+}
+
+/// Judges the conditions, if there are any, and opens the read.
+///
+/// They are judged before anything is fetched, so that a 304 costs at most a HEAD; and again where the version that was
+/// opened is another than the one that was judged.
+async fn open(api: &DataApi, name: &ObjectName, request: &HeaderMap) -> Result<Opened, Error> {
+    let (conditions, wishes) = (Conditions::read(request), wishes(request));
+    let spec = headers::range_spec(request);
+    if conditions.are_none() {
+        return Ok(Opened::Read(Box::new(api.reader.open(name, spec, &wishes).await?)));
+    }
+    let (mut metadata, _) = api.reader.head(name, &wishes).await?;
+    loop {
+        let verdict = conditions.judge(&metadata);
+        if let Some(response) = refuse_by(verdict, &metadata) {
+            let not_modified = verdict == Verdict::NotModified;
+            let outcome = if not_modified { ReadOutcome::NotModified } else { ReadOutcome::ClientError };
+            return Ok(Opened::Refused(Box::new(response), outcome));
+        }
+        let read = api.reader.open(name, conditions.range_for(spec, &metadata), &wishes).await?;
+        if read.metadata.id == metadata.id {
+            return Ok(Opened::Read(Box::new(read)));
+        }
+        metadata = read.metadata;
+    }
+}
+
+fn refuse_by(verdict: Verdict, metadata: &Metadata) -> Option<Response> {
+    match verdict {
+        Verdict::Proceed => None,
+        Verdict::NotModified => Some(headers::not_modified(metadata)),
+        Verdict::Failed => Some(headers::problem(StatusCode::PRECONDITION_FAILED, "the object is not the one named")),
+    }
+}
+
 /// The response to an opened read. Its outcome is recorded when the body has ended, however it ends.
 fn deliver(api: &Arc<DataApi>, store: &StoreName, read: Read, seconds: f64) -> Response {
-    let Read { metadata, resolved, outcome, mut body } = read;
+    let Read { metadata, resolved, outcome, age, mut body } = read;
     let (status, mut fields) = headers::opened(&metadata, resolved);
     headers::add_cache_status(&mut fields, outcome);
+    headers::add_age(&mut fields, age);
     let mut delivery =
         Delivery { api: Arc::clone(api), store: store.clone(), outcome: outcome.into(), seconds, body: None };
     let body = if let Some(piece) = body.take_only() {
@@ -151,14 +200,16 @@ impl From<Outcome> for ReadOutcome {
             Outcome::Memory(_) => Self::Memory,
             Outcome::Miss => Self::Miss,
             Outcome::Collapsed => Self::Collapsed,
+            Outcome::Disk(_) => Self::Disk,
             Outcome::Stale(_) => Self::Stale,
+            Outcome::Requested => Self::Bypass,
         }
     }
 }
 
 fn outcome_of(error: &Error) -> ReadOutcome {
     match error.kind() {
-        Kind::NotFound | Kind::Forbidden => ReadOutcome::ClientError,
+        Kind::NotFound | Kind::Forbidden | Kind::NotCached => ReadOutcome::ClientError,
         _ => ReadOutcome::Error,
     }
 }
@@ -167,7 +218,7 @@ fn refuse(api: &DataApi, error: &Error) -> Response {
     if let Kind::Overloaded(limit) = error.kind() {
         api.metrics.refused(limit);
     }
-    if !matches!(error.kind(), Kind::NotFound | Kind::Forbidden) {
+    if !matches!(error.kind(), Kind::NotFound | Kind::Forbidden | Kind::NotCached) {
         tracing::debug!(%error, "a request failed");
     }
     headers::failed(error)

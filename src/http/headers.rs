@@ -5,9 +5,10 @@ use std::num::NonZeroUsize;
 use std::time::{Duration, SystemTime};
 
 use axum::Json;
+use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use http::header::{
-    ACCEPT_RANGES, CACHE_CONTROL, CONTENT_DISPOSITION, CONTENT_ENCODING, CONTENT_LANGUAGE, CONTENT_LENGTH,
+    ACCEPT_RANGES, AGE, CACHE_CONTROL, CONTENT_DISPOSITION, CONTENT_ENCODING, CONTENT_LANGUAGE, CONTENT_LENGTH,
     CONTENT_RANGE, CONTENT_TYPE, ETAG, HeaderName, LAST_MODIFIED, RANGE, RETRY_AFTER,
 };
 use http::{HeaderMap, HeaderValue, StatusCode};
@@ -67,6 +68,18 @@ pub fn opened(metadata: &Metadata, resolved: Resolved) -> (StatusCode, HeaderMap
     (StatusCode::PARTIAL_CONTENT, headers)
 }
 
+/// The answer to a condition that found the client's version to be current (RFC 9110 section 15.4.5).
+pub fn not_modified(metadata: &Metadata) -> Response {
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = StatusCode::NOT_MODIFIED;
+    let mut fields = representation(metadata);
+    for unneeded in [ACCEPT_RANGES, CONTENT_TYPE, CONTENT_ENCODING, CONTENT_LANGUAGE, CONTENT_DISPOSITION] {
+        fields.remove(unneeded);
+    }
+    *response.headers_mut() = fields;
+    response
+}
+
 /// The answer to a range that holds no byte of the object (RFC 9110 section 15.5.17).
 pub fn unsatisfiable(metadata: &Metadata) -> Response {
     let detail = format!("the object has {} bytes, and none of them is in the range", metadata.size);
@@ -102,11 +115,11 @@ fn representation(metadata: &Metadata) -> HeaderMap {
 }
 
 /// Some stores (file, memory) give tags without the quotes that HTTP asks for.
-fn quoted(etag: &str) -> Cow<'_, str> {
+pub(super) fn quoted(etag: &str) -> Cow<'_, str> {
     if etag.starts_with('"') || etag.starts_with("W/\"") { etag.into() } else { format!("\"{etag}\"").into() }
 }
 
-fn http_date(date: SystemTime) -> Option<String> {
+pub(super) fn http_date(date: SystemTime) -> Option<String> {
     let since = date.duration_since(SystemTime::UNIX_EPOCH).ok()?;
     (since.as_secs() <= LAST_DATE_SECONDS).then(|| httpdate::fmt_http_date(date))
 }
@@ -118,12 +131,19 @@ fn insert(headers: &mut HeaderMap, name: HeaderName, value: &str) {
     }
 }
 
+/// Adds the Age of what was known (RFC 9111 section 5.1).
+pub fn add_age(headers: &mut HeaderMap, age: Duration) {
+    headers.insert(AGE, age.as_secs().into());
+}
+
 /// Adds Cache-Status (RFC 9211 section 2): how the read was opened.
 pub fn add_cache_status(headers: &mut HeaderMap, outcome: Outcome) {
     let status: Cow<'static, str> = match outcome {
         Outcome::Memory(ttl) => format!("halfopen; hit; detail=memory; ttl={}", seconds(ttl)).into(),
         Outcome::Miss => "halfopen; fwd=miss; stored".into(),
         Outcome::Collapsed => "halfopen; fwd=miss; collapsed".into(),
+        Outcome::Disk(ttl) => format!("halfopen; hit; detail=disk; ttl={}", seconds(ttl)).into(),
+        Outcome::Requested => "halfopen; fwd=request".into(),
         Outcome::Stale(status) => format!("halfopen; fwd=stale; fwd-status={status}").into(),
     };
     insert(headers, CACHE_STATUS, &status);
@@ -145,6 +165,7 @@ pub fn failed(error: &Error) -> Response {
         }
         Kind::Unavailable => (StatusCode::SERVICE_UNAVAILABLE, "the store is not available"),
         Kind::TimedOut => (StatusCode::GATEWAY_TIMEOUT, "the store did not answer in time"),
+        Kind::NotCached => (StatusCode::GATEWAY_TIMEOUT, "this is not in the cache, and the request asks for nothing else"),
         Kind::Overloaded(_) | Kind::Abandoned => {
             (StatusCode::SERVICE_UNAVAILABLE, "this server is at one of its limits")
         }

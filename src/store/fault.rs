@@ -38,6 +38,7 @@ pub(super) fn label(error: &Error) -> &'static str {
         Kind::Unavailable => "unavailable",
         Kind::TimedOut => "timed_out",
         Kind::Overloaded(_) => "overloaded",
+        Kind::NotCached => "not_cached",
         Kind::Abandoned => "abandoned",
         Kind::Internal => "internal",
     }
