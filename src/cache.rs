@@ -1,11 +1,14 @@
 //! The cache: extents and objects' metadata in memory, each entry weighed as the allocator weighs it.
 
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use foyer::{CacheBuilder, Event, EventListener, S3FifoConfig};
 use tokio::time::Instant;
 
 use crate::buffer::Extent;
+use crate::disk::{Disk, StoredRecord};
+use crate::error::Error;
 use crate::memory::sum::{Budget, CACHE_SHARDS};
 use crate::object::{ExtentKey, Metadata, ObjectId, ObjectName};
 use crate::telemetry::Metrics;
@@ -14,10 +17,15 @@ use crate::telemetry::Metrics;
 /// hash tables are up to half empty after they grow).
 const ENTRY_BYTES: usize = 200;
 
+/// A record that says nothing new is written to disk again only when the one there is so old: an object that is opened by
+/// many reads at once is one record.
+const RECORD_REWRITE_AGE: Duration = Duration::from_secs(1);
+
 /// Whole extents and what is known of objects.
 pub struct Cache {
     extents: foyer::Cache<ExtentKey, Resident>,
     records: foyer::Cache<ObjectName, Record>,
+    disk: Option<Disk>,
     metrics: Arc<Metrics>,
     extent_heap_max: usize,
 }
@@ -31,7 +39,15 @@ pub struct Record {
     pub validated_at: Instant,
 }
 
-/// How full the memory tier is, in bytes.
+impl Record {
+    /// Whether the disk should have the new one: it is another version, or this one was validated a while ago.
+    fn is_outdated_by(&self, new: &Self) -> bool {
+        let age = new.validated_at.saturating_duration_since(self.validated_at);
+        !self.metadata.says_the_same(&new.metadata) || age >= RECORD_REWRITE_AGE
+    }
+}
+
+/// How full the cache is.
 #[derive(Clone, Copy, Debug, serde::Serialize)]
 pub struct CacheUsage {
     /// Weight that it may hold.
@@ -42,6 +58,10 @@ pub struct CacheUsage {
     pub entries: u64,
     /// Weight of the metadata records.
     pub metadata_bytes: u64,
+    /// Bytes that the disk tier may take.
+    pub disk_capacity_bytes: u64,
+    /// Entries that it holds, about.
+    pub disk_entries: u64,
 }
 
 /// An extent while the cache holds it. When the cache lets go, what is left of its bytes is held by responses alone.
@@ -61,8 +81,8 @@ impl Drop for Resident {
 }
 
 impl Cache {
-    /// An empty cache of the size that the budget gives it.
-    pub fn new(budget: &Budget, metrics: Arc<Metrics>) -> Self {
+    /// An empty memory tier of the size that the budget gives it, before a disk tier if there is one.
+    pub fn new(budget: &Budget, disk: Option<Disk>, metrics: Arc<Metrics>) -> Self {
         let shards = usize::try_from(CACHE_SHARDS).unwrap_or(1);
         let capacity = usize::try_from(budget.sum.cache_bytes).unwrap_or(usize::MAX);
         let extents = CacheBuilder::new(capacity)
@@ -81,7 +101,7 @@ impl Cache {
             })
             .build();
         // A value heavier than its shard is admitted by foyer all the same.
-        Self { extents, records, metrics, extent_heap_max: capacity / shards / 2 }
+        Self { extents, records, disk, metrics, extent_heap_max: capacity / shards / 2 }
     }
 
     /// The extent, if it is in memory.
@@ -94,8 +114,31 @@ impl Cache {
         self.extents.contains(key)
     }
 
-    /// Keeps an extent, unless it is too large for this cache: then it stays with those who wait for it.
+    /// Keeps an extent, in memory and on disk.
     pub fn insert(&self, key: ExtentKey, extent: Extent) {
+        if let Some(disk) = &self.disk {
+            disk.write(&key, &extent);
+        }
+        self.insert_in_memory(key, extent);
+    }
+
+    /// Whether the extent may be on disk: a `no` is sure.
+    pub fn may_be_on_disk(&self, key: &ExtentKey) -> bool {
+        self.disk.as_ref().is_some_and(|disk| disk.may_hold(key))
+    }
+
+    /// Reads an extent from disk into memory, if it is there and whole.
+    pub async fn load(&self, key: &ExtentKey) -> Result<Option<Extent>, Error> {
+        let Some(disk) = &self.disk else { return Ok(None) };
+        let extent = disk.load(key).await?;
+        if let Some(extent) = &extent {
+            self.insert_in_memory(key.clone(), extent.clone());
+        }
+        Ok(extent)
+    }
+
+    /// An extent that is too large for this cache stays with those who wait for it.
+    fn insert_in_memory(&self, key: ExtentKey, extent: Extent) {
         if entry_weight(&extent) > self.extent_heap_max {
             extent.charge().pinned();
             self.metrics.not_stored("too large");
@@ -109,10 +152,35 @@ impl Cache {
         self.records.get(name).map(|entry| entry.value().clone())
     }
 
-    /// Remembers what a store said of an object, all of it together.
+    /// Remembers what a store said of an object, all of it together, in memory and on disk.
     pub fn remember(&self, metadata: Arc<Metadata>) {
-        let name = metadata.id.name().clone();
-        drop(self.records.insert(name, Record { metadata, validated_at: Instant::now() }));
+        let record = Record { metadata, validated_at: Instant::now() };
+        let name = record.metadata.id.name().clone();
+        let before = self.records.get(&name);
+        if let Some(disk) = &self.disk
+            && before.is_none_or(|before| before.value().is_outdated_by(&record))
+        {
+            let metadata = record.metadata.as_ref().clone();
+            disk.write_record(StoredRecord { metadata, validated_at: SystemTime::now() });
+        }
+        drop(self.records.insert(name, record));
+    }
+
+    /// Reads what is known of an object from disk into memory, if it is there.
+    pub async fn recall(&self, name: &ObjectName) -> Option<Record> {
+        let stored = self.disk.as_ref()?.load_record(name).await?;
+        // A record from the future was written by a clock that was wrong: nothing can be said about its age.
+        let age = SystemTime::now().duration_since(stored.validated_at).ok()?;
+        let record = Record { metadata: Arc::new(stored.metadata), validated_at: Instant::now().checked_sub(age)? };
+        drop(self.records.insert(name.clone(), record.clone()));
+        Some(record)
+    }
+
+    /// Waits until what is to be written to disk is written, at most for `patience`.
+    pub async fn flush(&self, patience: Duration) {
+        if let Some(disk) = &self.disk {
+            disk.flush(patience).await;
+        }
     }
 
     /// Forgets what is known of an object, if it is still that version. Its extents cannot be reached without.
@@ -124,11 +192,14 @@ impl Cache {
 
     /// How full it is.
     pub fn usage(&self) -> CacheUsage {
+        let disk = self.disk.as_ref().map(Disk::usage).unwrap_or_default();
         CacheUsage {
             capacity_bytes: self.extents.capacity() as u64,
             usage_bytes: self.extents.usage() as u64,
             entries: self.extents.entries() as u64,
             metadata_bytes: self.records.usage() as u64,
+            disk_capacity_bytes: disk.capacity_bytes,
+            disk_entries: disk.entries,
         }
     }
 }

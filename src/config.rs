@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
 use std::num::NonZeroU64;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -27,6 +28,8 @@ pub struct Config {
     pub server: ServerConfig,
     /// The memory limit and what it is divided into.
     pub memory: MemoryConfig,
+    /// The disk tier, if there is one.
+    pub disk: Option<DiskConfig>,
     /// How stores are read.
     pub fetch: FetchConfig,
     /// The stores.
@@ -67,6 +70,21 @@ pub struct MemoryConfig {
     pub budget: Budget,
     /// Whether allocations are sampled.
     pub heap_profile: bool,
+}
+
+/// The disk tier.
+#[derive(Clone, Debug)]
+pub struct DiskConfig {
+    /// Its directory.
+    pub path: PathBuf,
+    /// Bytes it may take there.
+    pub capacity: u64,
+    /// Whether a tmpfs will do, whose pages are memory too.
+    pub allow_tmpfs: bool,
+    /// Entries it may hold: what bounds its index in memory.
+    pub entries_max: u64,
+    /// Bytes of each of its buffers.
+    pub buffer_bytes: u64,
 }
 
 /// Where the memory limit was found.
@@ -170,7 +188,8 @@ impl Config {
             write_stall_timeout: read.duration(keys::WRITE_STALL_TIMEOUT),
             drain_timeout: read.duration(keys::DRAIN_TIMEOUT),
         };
-        let memory = read_memory(&mut read, machine);
+        let disk = read_disk(&mut read);
+        let memory = read_memory(&mut read, machine, disk.is_some());
         let fetch = FetchConfig {
             extent_max: NonZeroU64::MIN,
             run_max: NonZeroU64::MIN,
@@ -188,7 +207,7 @@ impl Config {
         let (faults, effective) = read.finish();
         match memory {
             Some(memory) if faults.is_empty() => {
-                Ok(Self { server, memory, fetch, stores, log, effective }.with_derived_limits())
+                Ok(Self { server, memory, disk, fetch, stores, log, effective }.with_derived_limits())
             }
             _ => Err(Box::new(Rejected { faults, stores, fetch })),
         }
@@ -198,6 +217,10 @@ impl Config {
         let budget = self.memory.budget;
         self.server.connections_max = to_usize(budget.connections_max);
         self.fetch.concurrency = to_usize(budget.upstream_concurrency);
+        if let Some(disk) = &mut self.disk {
+            (disk.entries_max, disk.buffer_bytes) = (budget.disk_entries_max, budget.disk_buffer_bytes);
+            self.effective.insert(keys::DISK_ENTRIES_MAX.name.to_owned(), disk.entries_max.to_string());
+        }
         self.fetch.extent_max = budget.extent_max;
         self.fetch.run_max = budget.run_max;
         for (key, value) in [
@@ -229,12 +252,33 @@ const CONCURRENCY: Allowed = Allowed { least: 1, most: 1 << 16 };
 const EXTENT_BYTES: Allowed = Allowed { least: 4 << 10, most: 32 << 20 }; // a page; half a block of the disk tier
 const RUN_BYTES: Allowed = Allowed { least: 4 << 10, most: 1 << 30 }; // grants are counted in 32 bits
 const IN_FLIGHT_BYTES: Allowed = Allowed { least: 1 << 20, most: 2 << 30 };
+const DISK_BYTES: Allowed = Allowed { least: 64 << 20, most: 1 << 50 }; // sixteen of the smallest blocks
+const DISK_ENTRIES: Allowed = Allowed { least: 1000, most: 1 << 36 };
 const LIMIT_BYTES: Allowed = Allowed { least: 1 << 20, most: 1 << 50 };
 
 /// Threads beside the workers: admin, purge, blocking I/O (file stores, name resolution) as a rule.
-const OTHER_THREADS: u64 = 10;
+const OTHER_THREADS: u64 = 20;
 
-fn read_memory(read: &mut Reader, machine: &Machine) -> Option<MemoryConfig> {
+fn read_disk(read: &mut Reader) -> Option<DiskConfig> {
+    let (path, capacity) = (read.path(keys::DISK_PATH), read.size(keys::DISK_CAPACITY, DISK_BYTES));
+    let allow_tmpfs = read.flag(keys::DISK_ALLOW_TMPFS);
+    match (path, read.was_written(keys::DISK_CAPACITY)) {
+        (Some(path), true) => {
+            Some(DiskConfig { path, capacity: capacity?, allow_tmpfs, entries_max: 0, buffer_bytes: 0 })
+        }
+        (Some(_), false) => {
+            read.fault(keys::DISK_CAPACITY, "is missing: disk.path is set, and the tier needs both");
+            None
+        }
+        (None, true) => {
+            read.fault(keys::DISK_PATH, "is missing: disk.capacity is set, and the tier needs both");
+            None
+        }
+        (None, false) => None,
+    }
+}
+
+fn read_memory(read: &mut Reader, machine: &Machine, disk: bool) -> Option<MemoryConfig> {
     let source = read.source(keys::MEMORY_LIMIT);
     let configured = read.size(keys::MEMORY_LIMIT, LIMIT_BYTES);
     let plan = Plan {
@@ -245,6 +289,8 @@ fn read_memory(read: &mut Reader, machine: &Machine) -> Option<MemoryConfig> {
         in_flight: read.size(keys::MEMORY_IN_FLIGHT, IN_FLIGHT_BYTES),
         extent_max: read.size(keys::EXTENT_MAX, EXTENT_BYTES).and_then(NonZeroU64::new),
         run_max: read.size(keys::RUN_MAX, RUN_BYTES).and_then(NonZeroU64::new),
+        disk,
+        disk_entries_max: read.count(keys::DISK_ENTRIES_MAX, DISK_ENTRIES),
     };
     let heap_profile = read.flag(keys::HEAP_PROFILE);
     let (limit, limit_source) = match (configured, source, machine.cgroup_limit) {

@@ -22,7 +22,7 @@ use crate::metadata::Directory;
 use crate::object::{ExtentKey, Metadata, ObjectName};
 use crate::range::{ByteRange, Cut, RangeSpec};
 use crate::store::Store;
-use crate::telemetry::Metrics;
+use crate::telemetry::{ByteSource, Metrics};
 pub use opening::{Opened, Opening};
 use run::Run;
 
@@ -37,7 +37,7 @@ pub struct Fetcher {
     directory: Arc<Directory>,
     arena: Arc<Arena>,
     ledger: Arc<Ledger>,
-    extents: Arc<Flights<ExtentKey, Extent>>,
+    extents: Arc<Flights<ExtentKey, Arrived>>,
     openings: Arc<Flights<(ObjectName, RangeSpec), Arc<Opening>>>,
     tracker: TaskTracker,
     metrics: Arc<Metrics>,
@@ -61,15 +61,24 @@ impl Target {
     }
 }
 
+/// An extent that was not in memory, and where it came from.
+#[derive(Clone, Debug)]
+pub struct Arrived {
+    /// The extent.
+    pub extent: Extent,
+    /// Disk, or a store.
+    pub source: ByteSource,
+}
+
 /// Where an extent was found.
 #[derive(Debug)]
 pub enum Found {
     /// In memory.
     Hit(Extent),
     /// It is being fetched for another read.
-    Joined(Waiter<Extent>),
+    Joined(Waiter<Arrived>),
     /// It is being fetched for this read.
-    Led(Waiter<Extent>),
+    Led(Waiter<Arrived>),
 }
 
 impl Fetcher {
@@ -135,41 +144,58 @@ impl Fetcher {
     /// Whether all extents of a range are in the cache.
     pub fn holds(&self, metadata: &Arc<Metadata>, range: ByteRange) -> bool {
         let key = |piece| ExtentKey::new(Arc::clone(&metadata.id), piece);
-        range.cut(self.config.extent_max).all(|piece| self.cache.contains(&key(piece)))
+        range
+            .cut(self.config.extent_max)
+            .map(key)
+            .all(|key| self.cache.contains(&key) || self.cache.may_be_on_disk(&key))
     }
 
-    /// Begins the flight of a missing extent, and with it those of its missing neighbours: one run.
+    /// Begins the flight of a missing extent, and with it those of its missing neighbours.
+    ///
+    /// What a store is asked for is one run, one GET; what is on disk is read side by side, each extent for itself.
     fn lead(
         self: &Arc<Self>,
-        tower: &mut Tower<'_, ExtentKey, Extent>,
+        tower: &mut Tower<'_, ExtentKey, Arrived>,
         target: &Target,
         first: ExtentKey,
         pieces: &mut Peekable<Cut>,
         neighbours: &mut VecDeque<Found>,
     ) -> Found {
         let interest = Arc::new(Interest::default());
-        let begin = |tower: &mut Tower<'_, ExtentKey, Extent>, key| {
+        let begin = |tower: &mut Tower<'_, ExtentKey, Arrived>, key| {
             if target.past_the_cache { tower.fly_alone(key, &interest) } else { tower.lead(key, &interest) }
         };
+        let on_disk = |key: &ExtentKey| !target.past_the_cache && self.cache.may_be_on_disk(key);
+        let from_disk = on_disk(&first);
         let mut range = first.range();
         let (landing, waiter) = begin(tower, first);
         let mut landings = VecDeque::from([landing]);
         while let Some(piece) = pieces.next_if(|piece| {
+            let key = target.key(*piece);
             piece.end() - range.start() <= self.config.run_max.get()
-                && (target.past_the_cache || self.is_missing(tower, &target.key(*piece)))
+                && (target.past_the_cache || self.is_missing(tower, &key))
+                && on_disk(&key) == from_disk
         }) {
             let (landing, waiter) = begin(tower, target.key(piece));
             landings.push_back(landing);
             neighbours.push_back(Found::Led(waiter));
             range = range.until(piece.end());
         }
-        let run = Run::new(target, range, landings, interest);
-        let fetcher = Arc::clone(self);
-        self.tracker.spawn(async move { fetcher.fill(run).await });
+        if from_disk {
+            for landing in landings {
+                let fetcher = Arc::clone(self);
+                let run = Run::new(target, landing.key().range(), VecDeque::from([landing]), Arc::clone(&interest));
+                self.tracker.spawn(async move { fetcher.read_from_disk(run).await });
+            }
+        } else {
+            let fetcher = Arc::clone(self);
+            let run = Run::new(target, range, landings, interest);
+            self.tracker.spawn(async move { fetcher.fill(run).await });
+        }
         Found::Led(waiter)
     }
 
-    fn is_missing(&self, tower: &Tower<'_, ExtentKey, Extent>, key: &ExtentKey) -> bool {
+    fn is_missing(&self, tower: &Tower<'_, ExtentKey, Arrived>, key: &ExtentKey) -> bool {
         !tower.has(key) && !self.cache.contains(key)
     }
 

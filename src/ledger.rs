@@ -24,7 +24,7 @@ pub enum Use {
     Cached = 1,
     /// Held by responses although not, or no longer, in the cache.
     Pinned = 2,
-    /// Waiting to be written to disk.
+    /// Held by nobody but the queue of what is to be written to disk (and perhaps by responses).
     DiskQueue = 3,
 }
 
@@ -171,6 +171,9 @@ impl Drop for Grant {
 /// Set while the charge still holds its part of the in-flight share; the lower bits are the [`Use`].
 const GRANTED: u8 = 0x80;
 
+/// Set while the bytes wait to be written to disk, whoever else holds them.
+const QUEUED: u8 = 0x40;
+
 /// Bytes that are in memory. Held by the buffer itself, so that it ends when the last reader of the buffer does.
 #[derive(Debug)]
 pub struct Charge {
@@ -187,33 +190,52 @@ impl Charge {
 
     /// The cache has taken the bytes: they leave the in-flight share.
     pub fn cached(&self) {
-        self.shift(Use::Cached, 0);
+        self.shift(|state| Use::Cached as u8 | state & QUEUED);
     }
 
-    /// Only responses hold the bytes. Those that never were in the cache stay in the in-flight share.
+    /// The cache does not hold the bytes. Those that it never held stay in the in-flight share.
     pub fn pinned(&self) {
-        self.shift(Use::Pinned, self.state.load(Ordering::Acquire) & GRANTED);
+        self.shift(|state| {
+            let of = if state & QUEUED == 0 { Use::Pinned } else { Use::DiskQueue };
+            of as u8 | state & (GRANTED | QUEUED)
+        });
     }
 
-    fn shift(&self, to: Use, granted: u8) {
-        let before = self.state.swap(to as u8 | granted, Ordering::AcqRel);
-        self.ledger.account(to).fetch_add(self.bytes, Ordering::Relaxed);
-        self.leave(before);
-        if before & GRANTED > granted {
+    /// The bytes wait to be written to disk.
+    pub fn queued(&self) {
+        self.shift(|state| state | QUEUED);
+    }
+
+    /// They no longer do.
+    pub fn written(&self) {
+        self.shift(|state| match use_of(state) {
+            Use::DiskQueue => Use::Pinned as u8 | state & GRANTED,
+            _ => state & !QUEUED,
+        });
+    }
+
+    fn shift(&self, to: impl Fn(u8) -> u8) {
+        let before = self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, |state| Some(to(state)));
+        let Ok(before) = before else { return };
+        let after = to(before);
+        if use_of(before) != use_of(after) {
+            self.ledger.account(use_of(after)).fetch_add(self.bytes, Ordering::Relaxed);
+            self.ledger.account(use_of(before)).fetch_sub(self.bytes, Ordering::Relaxed);
+        }
+        if before & GRANTED > after & GRANTED {
             self.ledger.release_in_flight(self.bytes);
         }
     }
+}
 
-    fn leave(&self, state: u8) {
-        let of = Use::ALL.into_iter().find(|of| *of as u8 == state & !GRANTED).unwrap_or(Use::Filling);
-        self.ledger.account(of).fetch_sub(self.bytes, Ordering::Relaxed);
-    }
+fn use_of(state: u8) -> Use {
+    Use::ALL.into_iter().find(|of| *of as u8 == state & !(GRANTED | QUEUED)).unwrap_or(Use::Filling)
 }
 
 impl Drop for Charge {
     fn drop(&mut self) {
         let state = *self.state.get_mut();
-        self.leave(state);
+        self.ledger.account(use_of(state)).fetch_sub(self.bytes, Ordering::Relaxed);
         if state & GRANTED != 0 {
             self.ledger.release_in_flight(self.bytes);
         }
@@ -246,6 +268,13 @@ mod tests {
         assert_eq!((ledger.held().cached, ledger.in_flight_free()), (30, 80));
         stored.pinned();
         assert_eq!((ledger.held().pinned, ledger.in_flight_free()), (30, 80));
+        stored.queued();
+        assert_eq!(ledger.held().pinned, 30);
+        stored.cached();
+        stored.pinned();
+        assert_eq!((ledger.held().disk_queue, ledger.held().pinned), (30, 0));
+        stored.written();
+        assert_eq!((ledger.held().disk_queue, ledger.held().pinned), (0, 30));
         passed_on.pinned();
         assert_eq!((ledger.held().pinned, ledger.in_flight_free()), (50, 80));
 

@@ -9,7 +9,7 @@
 //!   reader              open(object, spec): the one read path, for every API
 //!     metadata            current version and size: fresh, revalidated, or learned from the first GET
 //!     range               spec.resolve(size) -> Whole | Part(ByteRange) | Unsatisfiable; cut into extents
-//!     cache               memory
+//!     cache               memory, then disk
 //!     fetch               flights (join or lead), missing runs -> store -> exact buffers; retries, If-Match
 //!       ledger              one grant for a run, before its GET
 //!       store               what the upstream answered, checked
@@ -35,10 +35,12 @@ pub mod memory;
 pub mod config;
 pub mod heap;
 
-pub mod cache;
+pub mod disk;
 pub mod flight;
 pub mod governor;
 pub mod store;
+
+pub mod cache;
 
 pub mod metadata;
 

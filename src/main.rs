@@ -35,8 +35,8 @@ pub static ALLOCATOR_OPTIONS: &[u8] = b"prof:true,prof_active:true,lg_prof_sampl
 const EXIT_USAGE: u8 = 64;
 const EXIT_CONFIG: u8 = 78;
 
-/// Threads for file stores and name resolution; their stacks are a term of the memory sum.
-const BLOCKING_THREADS_MAX: usize = 8;
+/// Threads for the disk tier, file stores and name resolution; their stacks are a term of the memory sum.
+const BLOCKING_THREADS_MAX: usize = 16;
 
 fn main() -> ExitCode {
     match Invocation::from_args() {

@@ -77,6 +77,14 @@ impl Directory {
         }
     }
 
+    /// The same, with what the disk remembers.
+    pub async fn find(&self, name: &ObjectName, freshness: Freshness, max_age: Option<Duration>) -> Known {
+        match self.known(name, freshness, max_age) {
+            Known::Nothing if self.cache.recall(name).await.is_some() => self.known(name, freshness, max_age),
+            known => known,
+        }
+    }
+
     /// Remembers what a store said.
     pub fn learned(&self, metadata: &Arc<Metadata>) {
         self.cache.remember(Arc::clone(metadata));

@@ -9,7 +9,7 @@ use bytes::Bytes;
 
 use crate::buffer::Extent;
 use crate::error::{Error, Kind};
-use crate::fetch::{Fetcher, Found, Opened, Opening, Target};
+use crate::fetch::{Arrived, Fetcher, Found, Opened, Opening, Target};
 use crate::metadata::{Directory, Known, Life};
 use crate::object::{Metadata, ObjectName};
 use crate::range::{ByteRange, Cut, RangeSpec, Resolved};
@@ -105,7 +105,7 @@ impl Reader {
     /// The object's metadata and its age, asked of the store where it is not fresh.
     pub async fn head(&self, name: &ObjectName, wishes: &Wishes) -> Result<(Arc<Metadata>, Duration), Error> {
         let store = self.store(name.store.as_str())?;
-        match self.directory.known(name, store.freshness(), wishes.max_age) {
+        match self.directory.find(name, store.freshness(), wishes.max_age).await {
             Known::Fresh(metadata, life) => Ok((metadata, life.age)),
             _ if wishes.only_if_cached => Err(not_cached()),
             _ => Ok((self.directory.validate(store, name).await?.metadata, Duration::ZERO)),
@@ -125,7 +125,7 @@ impl Reader {
 
     async fn try_open(&self, asked: &Asked<'_>) -> Result<Read, Error> {
         let wishes = asked.wishes;
-        match self.directory.known(asked.name, asked.store.freshness(), wishes.max_age) {
+        match self.directory.find(asked.name, asked.store.freshness(), wishes.max_age).await {
             Known::Fresh(metadata, life) if !wishes.no_store => self.read(asked, metadata, Freshened::Was(life)).await,
             _ if wishes.only_if_cached => Err(not_cached()),
             _ if wishes.no_store => self.revalidate(asked, |_| Freshened::ByWish).await,
@@ -179,6 +179,7 @@ impl Reader {
             (Freshened::By(status), _) => (Outcome::Stale(status), Duration::ZERO),
             (Freshened::ByWish, _) => (Outcome::Requested, Duration::ZERO),
             (Freshened::Was(life), Some(ByteSource::Memory) | None) => (Outcome::Memory(life.ttl), life.age),
+            (Freshened::Was(life), Some(ByteSource::Disk)) => (Outcome::Disk(life.ttl), life.age),
             (_, Some(ByteSource::Upstream)) if joined => (Outcome::Collapsed, Duration::ZERO),
             _ => (Outcome::Miss, Duration::ZERO),
         };
@@ -258,7 +259,8 @@ impl ReadBody {
             None => Ok(None),
             Some(Found::Hit(extent)) => Ok(piece(&extent, ByteSource::Memory)),
             Some(Found::Joined(waiter) | Found::Led(waiter)) => {
-                Ok(piece(&waiter.wait().await?, ByteSource::Upstream))
+                let Arrived { extent, source } = waiter.wait().await?;
+                Ok(piece(&extent, source))
             }
         }
     }

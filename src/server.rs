@@ -19,6 +19,7 @@ use crate::buffer::arena::Arena;
 use crate::cache::Cache;
 use crate::config::settings::Fault;
 use crate::config::{Config, ServerConfig};
+use crate::disk::{DirectoryError, Disk};
 use crate::fetch::Fetcher;
 use crate::governor::Governor;
 use crate::heap;
@@ -60,6 +61,9 @@ pub enum StartError {
         /// Why not.
         error: io::Error,
     },
+    /// The disk tier cannot be opened.
+    #[error("disk.path: {0}")]
+    Disk(#[from] DirectoryError),
     /// The system refuses memory or a thread.
     #[error("{0}")]
     System(String),
@@ -77,7 +81,11 @@ impl Server {
             Arena::new(usize::try_from(budget.purge_every).unwrap_or(usize::MAX)).map_err(|error| system(&error))?;
         let ledger = Ledger::new(budget.sum.in_flight_bytes, config.fetch.queue_timeout);
         let tracker = TaskTracker::new();
-        let cache = Arc::new(Cache::new(&budget, Arc::clone(&metrics)));
+        let disk = match &config.disk {
+            Some(disk) => Some(Disk::open(disk, Arc::clone(&ledger), Arc::clone(&arena), Arc::clone(&metrics)).await?),
+            None => None,
+        };
+        let cache = Arc::new(Cache::new(&budget, disk, Arc::clone(&metrics)));
         let directory = Arc::new(Directory::new(Arc::clone(&cache), tracker.clone()));
         let fetcher = Arc::new(Fetcher::new(
             Arc::clone(&cache),
@@ -135,6 +143,7 @@ impl Server {
             _ = &mut serving => {}
             () = halt => tracing::warn!("stopped at once: requests were cut"),
         }
+        api.cache.flush(server.drain_timeout).await;
         governor.abort();
         admin.graceful_shutdown(Some(ADMIN_DRAIN));
         tracing::info!("stopped");

@@ -151,6 +151,8 @@ pub struct Gauges {
     pub cache_entries: u64,
     /// Their weight.
     pub cache_bytes: u64,
+    /// Entries in the disk tier, about.
+    pub disk_entries: u64,
 }
 
 type Histograms<const N: usize> = Family<Labels<N>, Histogram, fn() -> Histogram>;
@@ -254,6 +256,7 @@ impl Metrics {
         gauge(&self.memory_state, "state", "normal", u64::from(!gauges.reclaiming));
         gauge(&self.memory_state, "state", "reclaiming", u64::from(gauges.reclaiming));
         gauge(&self.cache_entries, "tier", "memory", gauges.cache_entries);
+        gauge(&self.cache_entries, "tier", "disk", gauges.disk_entries);
         gauge(&self.cache_bytes, "tier", "memory", gauges.cache_bytes);
         let mut text = String::new();
         // Writing into a string cannot fail.

@@ -43,6 +43,12 @@ pub struct ServeFlags {
     /// Limit for the resident memory of the whole process [default: 75 % of the cgroup's limit, else 25 % of RAM].
     #[arg(long, env = "HALFOPEN_MEMORY_LIMIT", value_name = "SIZE")]
     pub memory_limit: Option<String>,
+    /// Directory of the disk tier; needs --disk-capacity too [default: no disk tier].
+    #[arg(long, env = "HALFOPEN_DISK_PATH", value_name = "DIR")]
+    pub disk_path: Option<String>,
+    /// Bytes that the disk tier may take; reserved at start.
+    #[arg(long, env = "HALFOPEN_DISK_CAPACITY", value_name = "SIZE")]
+    pub disk_capacity: Option<String>,
     /// A store to serve under /NAME/: <s3://bucket/prefix>, https://, <file:///dir> or memory://. May be repeated.
     #[arg(long, env = "HALFOPEN_STORE", value_name = "NAME=URL", value_delimiter = ',')]
     pub store: Vec<String>,
@@ -101,6 +107,8 @@ fn serve(flags: &ServeFlags, matches: Option<&ArgMatches>) -> Invocation {
         ("listen", keys::LISTEN, &flags.listen),
         ("admin_listen", keys::ADMIN_LISTEN, &flags.admin_listen),
         ("memory_limit", keys::MEMORY_LIMIT, &flags.memory_limit),
+        ("disk_path", keys::DISK_PATH, &flags.disk_path),
+        ("disk_capacity", keys::DISK_CAPACITY, &flags.disk_capacity),
     ] {
         if let Some(value) = value {
             settings.set(key.name, Value::String(value.clone()), source(id));

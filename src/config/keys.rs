@@ -42,6 +42,14 @@ keys! {
         "The share of the limit that fills may hold at once. Derived: an eighth of the limit, at least two runs.";
     HEAP_PROFILE = "memory.heap_profile", "true",
         "Sample allocations for /debug/heap, one in 512 KiB. Off: no samples are taken and /debug/heap is 503.";
+    DISK_PATH = "disk.path", "",
+        "Directory of the disk tier. Without it and `disk.capacity` there is none; both or neither.";
+    DISK_CAPACITY = "disk.capacity", "",
+        "Bytes that the disk tier may take, reserved at start; at least 64 MiB.";
+    DISK_ENTRIES_MAX = "disk.entries_max", "",
+        "Entries of the disk tier: they bound its index in memory, 115 B each. Derived: a sixteenth of the memory limit.";
+    DISK_ALLOW_TMPFS = "disk.allow_tmpfs", "false",
+        "Whether the directory may be on a tmpfs, whose pages are memory that the limit does not count.";
     EXTENT_MAX = "fetch.extent_max", "",
         "Longest extent: the unit of caching and of the first byte. Derived: 1 MiB, less when the cache is small.";
     RUN_MAX = "fetch.run_max", "",

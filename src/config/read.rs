@@ -1,7 +1,8 @@
 //! Typed reading of settings: each reader checks, notes the effective value, and collects faults.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use bytesize::ByteSize;
@@ -26,6 +27,8 @@ pub(super) struct Reader {
     settings: Settings,
     faults: Vec<Fault>,
     effective: BTreeMap<String, String>,
+    /// Keys that were written, whether they have been read or not.
+    written: BTreeSet<String>,
 }
 
 impl Allowed {
@@ -36,7 +39,8 @@ impl Allowed {
 
 impl Reader {
     pub(super) fn new(settings: Settings, faults: Vec<Fault>) -> Self {
-        Self { settings, faults, effective: BTreeMap::new() }
+        let written = settings.keys.keys().cloned().collect();
+        Self { settings, faults, effective: BTreeMap::new(), written }
     }
 
     /// Where a key was written, if it was.
@@ -46,6 +50,15 @@ impl Reader {
 
     pub(super) fn fault(&mut self, key: Key, problem: impl Into<String>) {
         self.faults.push(Fault::new(key.name, problem));
+    }
+
+    /// Whether a key was written at all, rightly or not.
+    pub(super) fn was_written(&self, key: Key) -> bool {
+        self.written.contains(key.name)
+    }
+
+    pub(super) fn path(&mut self, key: Key) -> Option<PathBuf> {
+        self.take(key, |text| if text.is_empty() { Err("is empty".to_owned()) } else { Ok(PathBuf::from(text)) })
     }
 
     pub(super) fn address(&mut self, key: Key) -> SocketAddr {

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use backon::Retryable;
 
 use super::run::Run;
-use super::{Fetcher, Target, weight_of};
-use crate::buffer::{ExactBuffer, Extent};
+use super::{Arrived, Fetcher, Target, weight_of};
+use crate::buffer::ExactBuffer;
 use crate::error::{Error, Kind};
 use crate::flight::{Interest, Landing, Waiter};
 use crate::ledger::Grant;
@@ -24,7 +24,7 @@ pub struct Opening {
     /// The bytes that `extents` hold, from the start of what the spec resolves to.
     pub range: ByteRange,
     /// They, in order; at least one.
-    pub extents: Vec<Waiter<Extent>>,
+    pub extents: Vec<Waiter<Arrived>>,
 }
 
 /// How an opening was come by.

@@ -5,15 +5,16 @@ use std::sync::Arc;
 
 use backon::BackoffBuilder;
 
-use super::{Fetcher, Target, weight_of};
+use super::{Arrived, Fetcher, Target, weight_of};
 use crate::buffer::arena::Arena;
-use crate::buffer::{ExactBuffer, Extent, Inexact};
+use crate::buffer::{ExactBuffer, Inexact};
 use crate::error::{Error, Kind};
 use crate::flight::{Interest, Landing};
 use crate::ledger::Grant;
 use crate::object::{ExtentKey, Metadata};
 use crate::range::ByteRange;
 use crate::store::{Answer, Span};
+use crate::telemetry::ByteSource;
 
 /// Neighbouring extents on their way from a store.
 #[derive(Debug)]
@@ -21,7 +22,7 @@ pub(super) struct Run {
     target: Target,
     range: ByteRange,
     /// Extents still to come, in order; the first of them is in `buffer`.
-    landings: VecDeque<Landing<ExtentKey, Extent>>,
+    landings: VecDeque<Landing<ExtentKey, Arrived>>,
     buffer: Option<ExactBuffer>,
     grant: Option<Grant>,
     interest: Arc<Interest>,
@@ -31,7 +32,7 @@ impl Run {
     pub(super) fn new(
         target: &Target,
         range: ByteRange,
-        landings: VecDeque<Landing<ExtentKey, Extent>>,
+        landings: VecDeque<Landing<ExtentKey, Arrived>>,
         interest: Arc<Interest>,
     ) -> Self {
         Self { target: target.clone(), range, landings, buffer: None, grant: None, interest }
@@ -81,7 +82,7 @@ impl Run {
             } else {
                 fetcher.cache.insert(landing.key().clone(), extent.clone());
             }
-            landing.land(Ok(extent));
+            landing.land(Ok(Arrived { extent, source: ByteSource::Upstream }));
         }
         Ok(())
     }
@@ -115,6 +116,19 @@ fn inexact(inexact: Inexact) -> Error {
 }
 
 impl Fetcher {
+    /// Reads the one extent of a run from disk, and from the store if it is not there after all.
+    pub(super) async fn read_from_disk(&self, mut run: Run) {
+        let Some(landing) = run.landings.pop_front() else { return };
+        match self.cache.load(landing.key()).await {
+            Ok(Some(extent)) => landing.land(Ok(Arrived { extent, source: ByteSource::Disk })),
+            Ok(None) => {
+                run.landings.push_front(landing);
+                self.fill(run).await;
+            }
+            Err(error) => landing.land(Err(error)),
+        }
+    }
+
     /// Fills a run from the beginning.
     pub(super) async fn fill(&self, mut run: Run) {
         let filled = match self.ledger.grant(weight_of(run.range, self.config.extent_max)).await {

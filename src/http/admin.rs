@@ -194,6 +194,7 @@ impl AdminApi {
             reclaiming: self.governor.state() == MemoryState::Reclaiming,
             cache_entries: cache.entries,
             cache_bytes: cache.usage_bytes,
+            disk_entries: cache.disk_entries,
         }
     }
 }

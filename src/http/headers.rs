@@ -165,7 +165,9 @@ pub fn failed(error: &Error) -> Response {
         }
         Kind::Unavailable => (StatusCode::SERVICE_UNAVAILABLE, "the store is not available"),
         Kind::TimedOut => (StatusCode::GATEWAY_TIMEOUT, "the store did not answer in time"),
-        Kind::NotCached => (StatusCode::GATEWAY_TIMEOUT, "this is not in the cache, and the request asks for nothing else"),
+        Kind::NotCached => {
+            (StatusCode::GATEWAY_TIMEOUT, "this is not in the cache, and the request asks for nothing else")
+        }
         Kind::Overloaded(_) | Kind::Abandoned => {
             (StatusCode::SERVICE_UNAVAILABLE, "this server is at one of its limits")
         }
