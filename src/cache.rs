@@ -11,6 +11,7 @@ use crate::disk::{Disk, StoredRecord};
 use crate::error::Error;
 use crate::memory::sum::{Budget, CACHE_SHARDS};
 use crate::object::{ExtentKey, Metadata, ObjectId, ObjectName};
+use crate::purge::Purges;
 use crate::telemetry::Metrics;
 
 /// foyer's own heap for one entry: the record, its place in the hash table and in the eviction queue (140 measured;
@@ -26,6 +27,7 @@ pub struct Cache {
     extents: foyer::Cache<ExtentKey, Resident>,
     records: foyer::Cache<ObjectName, Record>,
     disk: Option<Disk>,
+    purges: Purges,
     metrics: Arc<Metrics>,
     extent_heap_max: usize,
 }
@@ -82,7 +84,7 @@ impl Drop for Resident {
 
 impl Cache {
     /// An empty memory tier of the size that the budget gives it, before a disk tier if there is one.
-    pub fn new(budget: &Budget, disk: Option<Disk>, metrics: Arc<Metrics>) -> Self {
+    pub fn new(budget: &Budget, disk: Option<Disk>, purges: Purges, metrics: Arc<Metrics>) -> Self {
         let shards = usize::try_from(CACHE_SHARDS).unwrap_or(1);
         let capacity = usize::try_from(budget.sum.cache_bytes).unwrap_or(usize::MAX);
         let extents = CacheBuilder::new(capacity)
@@ -101,7 +103,7 @@ impl Cache {
             })
             .build();
         // A value heavier than its shard is admitted by foyer all the same.
-        Self { extents, records, disk, metrics, extent_heap_max: capacity / shards / 2 }
+        Self { extents, records, disk, purges, metrics, extent_heap_max: capacity / shards / 2 }
     }
 
     /// The extent, if it is in memory.
@@ -147,9 +149,26 @@ impl Cache {
         drop(self.extents.insert(key, Resident::new(extent)));
     }
 
-    /// What is known of an object.
+    /// What is known of an object, in the epoch that it is in now.
     pub fn record(&self, name: &ObjectName) -> Option<Record> {
-        self.records.get(name).map(|entry| entry.value().clone())
+        let record = self.records.get(name).map(|entry| entry.value().clone())?;
+        Some(record).filter(|record| record.metadata.id.epoch() == self.purges.epoch_of(name))
+    }
+
+    /// The epoch that an object is in now.
+    pub fn epoch_of(&self, name: &ObjectName) -> u64 {
+        self.purges.epoch_of(name)
+    }
+
+    /// Forgets an object and all its extents, in memory and on disk; whether it was known.
+    ///
+    /// It has taken effect on disk too when this returns: what is there belongs to an epoch that is over.
+    pub async fn purge(&self, name: &ObjectName) -> std::io::Result<bool> {
+        let known = self.record(name).is_some() || self.recall(name).await.is_some();
+        self.purges.purge(name)?;
+        drop(self.records.remove(name));
+        self.extents.flush_if(|key, _| key.object().name() == name).await;
+        Ok(known)
     }
 
     /// Remembers what a store said of an object, all of it together, in memory and on disk.
@@ -171,6 +190,9 @@ impl Cache {
         let stored = self.disk.as_ref()?.load_record(name).await?;
         // A record from the future was written by a clock that was wrong: nothing can be said about its age.
         let age = SystemTime::now().duration_since(stored.validated_at).ok()?;
+        if stored.metadata.id.epoch() != self.purges.epoch_of(name) {
+            return None;
+        }
         let record = Record { metadata: Arc::new(stored.metadata), validated_at: Instant::now().checked_sub(age)? };
         drop(self.records.insert(name.clone(), record.clone()));
         Some(record)

@@ -11,6 +11,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use jemalloc_pprof::PROF_CTL;
+use pprof_util::FlamegraphOptions;
 use procfs::process::{MMapPath, MemoryMap, Process};
 use tokio::process::Command;
 use tokio::time::timeout;
@@ -43,13 +44,31 @@ pub async fn switch_off() {
     jemalloc_pprof::deactivate_jemalloc_profiling().await;
 }
 
-/// A gzipped pprof profile of live allocations, in bytes in use, with function names.
-pub async fn profile() -> Result<Vec<u8>, HeapError> {
+/// What a profile is turned into.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+pub enum Format {
+    /// pprof's: a gzipped protocol buffer.
+    Pprof,
+    /// A flame graph, as SVG.
+    Flamegraph,
+}
+
+impl Format {
+    const fn argument(self) -> &'static str {
+        match self {
+            Self::Pprof => "pprof",
+            Self::Flamegraph => "flamegraph",
+        }
+    }
+}
+
+/// A profile of live allocations, in bytes in use, with function names.
+pub async fn profile(format: Format) -> Result<Vec<u8>, HeapError> {
     let dump = dump().await?;
     let failed = |error: io::Error| HeapError::Symbolize(error.to_string());
     // The link of the running binary: it stays right when the file is replaced by an upgrade.
     let child = Command::new("/proc/self/exe")
-        .arg(COMMAND)
+        .args([COMMAND, format.argument()])
         .stdin(Stdio::from(dump))
         .stdout(Stdio::piped())
         .stderr(Stdio::inherit())
@@ -73,8 +92,8 @@ async fn dump() -> Result<File, HeapError> {
     control.dump().map_err(|error| HeapError::Dump(error.to_string()))
 }
 
-/// Reads a dump of another process of this binary and returns the profile in pprof's format.
-pub fn symbolize(mut dump: impl Read) -> Result<Vec<u8>, HeapError> {
+/// Reads a dump of another process of this binary and returns the profile.
+pub fn symbolize(mut dump: impl Read, format: Format) -> Result<Vec<u8>, HeapError> {
     let failed = |error: &dyn std::fmt::Display| HeapError::Symbolize(error.to_string());
     let mut text = String::new();
     dump.read_to_string(&mut text).map_err(|error| failed(&error))?;
@@ -82,7 +101,15 @@ pub fn symbolize(mut dump: impl Read) -> Result<Vec<u8>, HeapError> {
     let text = translate(&text, &here);
     let profile = pprof_util::parse_jeheap(Cursor::new(text), mappings::MAPPINGS.as_deref());
     let profile = profile.map_err(|error| failed(&error))?;
-    Ok(profile.to_pprof(("inuse_space", "bytes"), ("space", "bytes"), None))
+    match format {
+        Format::Pprof => Ok(profile.to_pprof(("inuse_space", "bytes"), ("space", "bytes"), None)),
+        Format::Flamegraph => {
+            let mut options = FlamegraphOptions::default();
+            options.title = "live heap".to_owned();
+            options.count_name = "bytes".to_owned();
+            profile.to_flamegraph(&mut options).map_err(|error| failed(&error))
+        }
+    }
 }
 
 /// Rewrites the addresses of a dump to where the same code lies in this process.
@@ -156,7 +183,7 @@ mod tests {
         );
         let text = translate(&dump, &here);
         assert!(text.contains(&format!("@ {:#x} 0x99999999\n", code.address.0 + 0x10)), "{text}");
-        assert!(symbolize(Cursor::new(dump)).is_ok());
-        assert!(symbolize(Cursor::new("not a dump")).is_err());
+        assert!(symbolize(Cursor::new(dump), Format::Pprof).is_ok());
+        assert!(symbolize(Cursor::new("not a dump"), Format::Flamegraph).is_err());
     }
 }

@@ -38,6 +38,7 @@ pub mod heap;
 pub mod disk;
 pub mod flight;
 pub mod governor;
+pub mod purge;
 pub mod store;
 
 pub mod cache;
@@ -50,4 +51,5 @@ pub mod reader;
 
 pub mod http;
 
+pub mod check;
 pub mod server;

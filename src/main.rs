@@ -13,7 +13,7 @@ use halfopen::server::{Server, StartError};
 use halfopen::store::{DEMO, Stores};
 use halfopen::telemetry::{self, Metrics};
 use tikv_jemallocator::Jemalloc;
-use tokio::runtime;
+use tokio::runtime::{self, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
 
 #[global_allocator]
@@ -41,7 +41,8 @@ const BLOCKING_THREADS_MAX: usize = 16;
 fn main() -> ExitCode {
     match Invocation::from_args() {
         Ok(Invocation::Serve(settings, faults)) => serve(settings, faults),
-        Ok(Invocation::HeapProfile) => print_heap_profile(),
+        Ok(Invocation::Check(settings, faults)) => check(settings, faults),
+        Ok(Invocation::HeapProfile(format)) => print_heap_profile(format),
         Err(error) => {
             let _ = error.print();
             ExitCode::from(if error.use_stderr() { EXIT_USAGE } else { 0 })
@@ -49,8 +50,8 @@ fn main() -> ExitCode {
     }
 }
 
-fn print_heap_profile() -> ExitCode {
-    match heap::symbolize(io::stdin().lock()) {
+fn print_heap_profile(format: heap::Format) -> ExitCode {
+    match heap::symbolize(io::stdin().lock(), format) {
         Ok(profile) if io::stdout().lock().write_all(&profile).is_ok() => ExitCode::SUCCESS,
         Ok(_) => ExitCode::FAILURE,
         Err(error) => complain(&[error.to_string()], ExitCode::FAILURE),
@@ -67,8 +68,7 @@ fn serve(mut settings: Settings, faults: Vec<Fault>) -> ExitCode {
         Err(faults) => return complain(&faults, ExitCode::from(EXIT_CONFIG)),
     };
     telemetry::start_log(&config.log.level, config.log.json);
-    let runtime = runtime::Builder::new_multi_thread().max_blocking_threads(BLOCKING_THREADS_MAX).enable_all().build();
-    let served = match runtime {
+    let served = match runtime() {
         Ok(runtime) => runtime.block_on(run(config, metrics, stores)),
         Err(error) => Err(StartError::System(error.to_string())),
     };
@@ -76,6 +76,23 @@ fn serve(mut settings: Settings, faults: Vec<Fault>) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => complain(&[error.to_string()], ExitCode::FAILURE),
     }
+}
+
+fn check(settings: Settings, faults: Vec<Fault>) -> ExitCode {
+    let (config, stores) = match resolve(settings, faults, &Arc::new(Metrics::new())) {
+        Ok(valid) => valid,
+        Err(faults) => return complain(&faults, ExitCode::from(EXIT_CONFIG)),
+    };
+    let report = match runtime() {
+        Ok(runtime) => runtime.block_on(halfopen::check::check(&config, &stores)),
+        Err(error) => return complain(&[error.to_string()], ExitCode::FAILURE),
+    };
+    let printed = io::stdout().lock().write_all(report.text.as_bytes());
+    ExitCode::from(if report.all_reached && printed.is_ok() { 0 } else { EXIT_CONFIG })
+}
+
+fn runtime() -> io::Result<Runtime> {
+    runtime::Builder::new_multi_thread().max_blocking_threads(BLOCKING_THREADS_MAX).enable_all().build()
 }
 
 /// Checks the configuration and mounts its stores; the faults of both are told together.

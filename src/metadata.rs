@@ -85,6 +85,12 @@ impl Directory {
         }
     }
 
+    /// What a store said, in the epoch that the object is in now.
+    pub fn dated(&self, metadata: Metadata) -> Metadata {
+        let epoch = self.cache.epoch_of(metadata.id.name());
+        metadata.in_epoch(epoch)
+    }
+
     /// Remembers what a store said.
     pub fn learned(&self, metadata: &Arc<Metadata>) {
         self.cache.remember(Arc::clone(metadata));
@@ -119,9 +125,12 @@ impl Directory {
             (Ok(Head::NotModified), None) => {
                 return Err(Error::new(Kind::Protocol, "the store says not modified to an unconditional HEAD"));
             }
-            // The same version again: its identity is kept, and with it the extents that share it.
-            (Ok(Head::Current(current)), Some(known)) if known.says_the_same(&current) => (known, 200),
-            (Ok(Head::Current(current)), _) => (Arc::new(current), 200),
+            (Ok(Head::Current(current)), known) => {
+                let current = self.dated(current);
+                // The same version again: its identity is kept, and with it the extents that share it.
+                let same = known.filter(|known| known.says_the_same(&current));
+                (same.unwrap_or_else(|| Arc::new(current)), 200)
+            }
             (Err(error), Some(known)) => {
                 if error.kind() == Kind::NotFound {
                     self.disproved(&known);

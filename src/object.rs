@@ -105,18 +105,20 @@ pub enum Version {
 pub struct ObjectId {
     name: ObjectName,
     version: Version,
+    /// Which of the object's purges it was learned after; see `purge.rs`.
+    epoch: u64,
     /// A hash of both, so that hashing an [`ExtentKey`] does not read its strings.
     fingerprint: u64,
 }
 
 impl ObjectId {
-    /// The identity of a version of an object.
-    pub fn new(name: ObjectName, version: Version) -> Self {
+    /// The identity of a version of an object, in an epoch.
+    pub fn new(name: ObjectName, version: Version, epoch: u64) -> Self {
         // Fixed keys: the same identity has the same fingerprint in every process, so it can be found on disk again.
         let mut hasher = DefaultHasher::new();
-        (&name, &version).hash(&mut hasher);
+        (&name, &version, epoch).hash(&mut hasher);
         let fingerprint = hasher.finish();
-        Self { name, version, fingerprint }
+        Self { name, version, epoch, fingerprint }
     }
 
     /// The object.
@@ -128,11 +130,17 @@ impl ObjectId {
     pub fn version(&self) -> &Version {
         &self.version
     }
+
+    /// Its epoch.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
 }
 
 impl PartialEq for ObjectId {
     fn eq(&self, other: &Self) -> bool {
-        self.fingerprint == other.fingerprint && self.version == other.version && self.name == other.name
+        let whole = |of: &Self| (of.fingerprint, of.epoch);
+        whole(self) == whole(other) && self.version == other.version && self.name == other.name
     }
 }
 
@@ -222,7 +230,16 @@ impl Metadata {
             _ => Version::Weak { size, modified, tag: etag.clone() },
         };
         let received_at = SystemTime::now();
-        Self { id: Arc::new(ObjectId::new(name, version)), size, etag, modified, fields, received_at }
+        Self { id: Arc::new(ObjectId::new(name, version, 0)), size, etag, modified, fields, received_at }
+    }
+
+    /// The same, in an epoch of the object.
+    #[must_use]
+    pub fn in_epoch(mut self, epoch: u64) -> Self {
+        if self.id.epoch != epoch {
+            self.id = Arc::new(ObjectId::new(self.id.name.clone(), self.id.version.clone(), epoch));
+        }
+        self
     }
 
     /// Whether both say the same, whenever they were said.

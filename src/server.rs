@@ -28,6 +28,7 @@ use crate::http::data::{self, DataApi};
 use crate::ledger::Ledger;
 use crate::memory::AllocatorMemory;
 use crate::metadata::Directory;
+use crate::purge::Purges;
 use crate::reader::Reader;
 use crate::store::{DEMO, Stores};
 use crate::telemetry::Metrics;
@@ -85,7 +86,11 @@ impl Server {
             Some(disk) => Some(Disk::open(disk, Arc::clone(&ledger), Arc::clone(&arena), Arc::clone(&metrics)).await?),
             None => None,
         };
-        let cache = Arc::new(Cache::new(&budget, disk, Arc::clone(&metrics)));
+        let purges = match &config.disk {
+            Some(disk) => Purges::open(&disk.path).map_err(|error| system(&error))?,
+            None => Purges::in_memory(),
+        };
+        let cache = Arc::new(Cache::new(&budget, disk, purges, Arc::clone(&metrics)));
         let directory = Arc::new(Directory::new(Arc::clone(&cache), tracker.clone()));
         let fetcher = Arc::new(Fetcher::new(
             Arc::clone(&cache),

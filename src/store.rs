@@ -29,6 +29,9 @@ use crate::telemetry::Metrics;
 
 pub use mount::DEMO;
 
+/// An object that is asked for to see whether a store answers; it need not exist.
+const PROBE_KEY: &str = "halfopen-probe";
+
 /// All mounted stores.
 #[derive(Debug)]
 pub struct Stores {
@@ -51,6 +54,7 @@ impl Stores {
                         turns: Arc::clone(&turns),
                         queue_timeout: fetch.queue_timeout,
                         stall_timeout: fetch.stall_timeout,
+                        lists: !matches!(config.url.scheme(), "http" | "https" | "demo"),
                         state: AtomicU8::new(StoreState::Unknown as u8),
                         metrics: Arc::clone(metrics),
                     };
@@ -82,6 +86,8 @@ pub struct Store {
     turns: Arc<Semaphore>,
     queue_timeout: Duration,
     stall_timeout: Duration,
+    /// Whether a listing tells if the store is there; plain HTTP servers have none.
+    lists: bool,
     state: AtomicU8,
     metrics: Arc<Metrics>,
 }
@@ -183,6 +189,28 @@ impl Store {
             Ok((result, _turn)) => Ok(Head::Current(self.metadata(key, &result))),
             Err(error) if fault::is_not_modified(&error) => Ok(Head::NotModified),
             Err(error) => Err(error),
+        }
+    }
+
+    /// Asks whether the store is there at all: for the first name that it lists, or where it does not list, for an
+    /// object that need not exist.
+    pub async fn probe(&self) -> Result<(), Error> {
+        let listed = async { self.objects.list(None).next().await.transpose() };
+        match timeout(self.stall_timeout, listed).await {
+            Err(_) => return Err(Error::new(Kind::TimedOut, "no answer within fetch.stall_timeout")),
+            Ok(Ok(_)) => return Ok(()),
+            Ok(Err(object_store::Error::NotFound { .. })) if !self.lists => {}
+            Ok(Err(error)) => match fault::classify(&error) {
+                error if error.kind() == Kind::Forbidden || !self.lists => {}
+                error => return Err(error),
+            },
+        }
+        let options = GetOptions { head: true, ..GetOptions::default() };
+        let path = Path::from(PROBE_KEY);
+        match timeout(self.stall_timeout, self.objects.get_opts(&path, options)).await {
+            Err(_) => Err(Error::new(Kind::TimedOut, "no answer within fetch.stall_timeout")),
+            Ok(Ok(_) | Err(object_store::Error::NotFound { .. })) => Ok(()),
+            Ok(Err(error)) => Err(fault::classify(&error)),
         }
     }
 

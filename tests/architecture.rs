@@ -9,13 +9,13 @@ use std::path::{Path, PathBuf};
 const LAYERS: &[&[&str]] = &[
     &["range", "object", "error"],
     &["ledger", "buffer", "memory", "telemetry", "config", "heap"],
-    &["flight", "store", "disk", "governor"],
+    &["flight", "store", "disk", "governor", "purge"],
     &["cache"],
     &["metadata"],
     &["fetch"],
     &["reader"],
     &["http"],
-    &["server"],
+    &["server", "check"],
     &["main"],
 ];
 
@@ -24,8 +24,8 @@ const HOMES: &[(&str, &str)] = &[
     ("axum", "http server"),
     ("axum_server", "server"),
     ("backon", "fetch"),
-    ("bytesize", "config memory"),
-    ("clap", "config"),
+    ("bytesize", "config memory check"),
+    ("clap", "config heap"),
     ("foyer", "cache disk"),
     ("http_body_util", "store"),
     ("headers", "http"),

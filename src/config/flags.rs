@@ -8,6 +8,7 @@ use toml::Value;
 
 use super::keys;
 use super::settings::{Fault, Settings, Source};
+use crate::heap::Format;
 
 /// A cache of exact byte ranges in front of an object store, whose resident memory stays under one limit.
 #[derive(Parser, Debug)]
@@ -23,9 +24,14 @@ pub struct Cli {
 pub enum Command {
     /// Run the server.
     Serve(Box<ServeFlags>),
-    /// Turn a raw heap profile (standard input) into pprof's format: what the server runs for /debug/heap.
+    /// Read the configuration, reach every store, print the limits and the memory sum; exit 0, or 78 when something is wrong.
+    Check(Box<ServeFlags>),
+    /// Turn a raw heap profile (standard input) into one with names: what the server runs for /debug/heap.
     #[command(hide = true)]
-    HeapProfile,
+    HeapProfile {
+        /// Into what.
+        format: Format,
+    },
 }
 
 /// Flags of `serve`. Their values are checked together with those of the file, so that all faults are told at once.
@@ -65,8 +71,10 @@ pub struct ServeFlags {
 pub enum Invocation {
     /// Serve with these settings; faults found so far are kept with them.
     Serve(Settings, Vec<Fault>),
+    /// Check these settings, likewise.
+    Check(Settings, Vec<Fault>),
     /// See [`Command::HeapProfile`].
-    HeapProfile,
+    HeapProfile(Format),
 }
 
 impl Invocation {
@@ -74,20 +82,29 @@ impl Invocation {
     pub fn from_args() -> Result<Self, clap::Error> {
         let matches = Cli::command().try_get_matches()?;
         match Cli::from_arg_matches(&matches)?.command {
-            Some(Command::HeapProfile) => Ok(Self::HeapProfile),
-            Some(Command::Serve(flags)) => Ok(serve(&flags, matches.subcommand_matches("serve"))),
+            Some(Command::HeapProfile { format }) => Ok(Self::HeapProfile(format)),
+            Some(Command::Serve(flags)) => {
+                let (settings, faults) = read(&flags, matches.subcommand_matches("serve"));
+                Ok(Self::Serve(settings, faults))
+            }
+            Some(Command::Check(flags)) => {
+                let (settings, faults) = read(&flags, matches.subcommand_matches("check"));
+                Ok(Self::Check(settings, faults))
+            }
             // No command is `serve` with what the environment says.
             None => {
                 let matches = Cli::command().try_get_matches_from(["halfopen", "serve"])?;
                 let matches = matches.subcommand_matches("serve");
                 let flags = matches.map(ServeFlags::from_arg_matches).transpose()?.unwrap_or_default();
-                Ok(serve(&flags, matches))
+                let (settings, faults) = read(&flags, matches);
+                Ok(Self::Serve(settings, faults))
             }
         }
     }
 }
 
-fn serve(flags: &ServeFlags, matches: Option<&ArgMatches>) -> Invocation {
+/// What the flags, the environment and the file say.
+fn read(flags: &ServeFlags, matches: Option<&ArgMatches>) -> (Settings, Vec<Fault>) {
     let mut faults = Vec::new();
     let mut settings = match &flags.config {
         Some(path) => match std::fs::read_to_string(path) {
@@ -115,7 +132,7 @@ fn serve(flags: &ServeFlags, matches: Option<&ArgMatches>) -> Invocation {
         }
     }
     store_flags(flags, &mut settings, &mut faults, source);
-    Invocation::Serve(settings, faults)
+    (settings, faults)
 }
 
 fn store_flags(

@@ -77,7 +77,7 @@ pub const STORE: &[Key] = &[STORE_URL, STORE_FRESHNESS];
 pub const STORE_URL: Key = Key {
     name: "url",
     default: "",
-    meaning: "`s3://bucket/prefix`, `http://` or `https://`, `file:///dir`, `memory://`.",
+    meaning: "`s3://bucket/prefix`, `gs://bucket/prefix`, `az://container/prefix`, `abfss://container@account.dfs.core.windows.net/prefix`, `http://` or `https://`, `file:///dir`, `memory://`.",
 };
 
 /// How long its metadata is believed.
@@ -109,7 +109,7 @@ pub fn reference() -> String {
     }
     text.push_str(
         "| `options` | | A table of object_store's own keys: `aws_endpoint`, `aws_region`, `aws_allow_http`, \
-         `aws_skip_signature`, ... `AWS_*` in the environment is honoured. |\n",
+         `aws_skip_signature`, `google_service_account`, `azure_storage_account_name`, ... `AWS_*`, `GOOGLE_*` and `AZURE_*` in the environment are honoured. |\n",
     );
     text
 }

@@ -154,7 +154,8 @@ impl Reader {
             return None;
         };
         match Url::parse(&text(&setting.value)) {
-            Ok(url) if url.username().is_empty() && url.password().is_none() => {
+            // In abfss:// what stands before the @ is the container.
+            Ok(url) if url.password().is_none() && (url.username().is_empty() || url.scheme().starts_with("abfs")) => {
                 self.effective.insert(path.to_owned(), without_query(&url));
                 Some(url)
             }

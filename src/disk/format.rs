@@ -134,7 +134,7 @@ pub(super) enum Value {
 
 #[derive(Serialize, Deserialize)]
 enum KeyText {
-    Extent { store: String, key: String, version: VersionText, start: u64, end: u64 },
+    Extent { store: String, key: String, version: VersionText, epoch: u64, start: u64, end: u64 },
     Record { store: String, key: String },
 }
 
@@ -148,6 +148,7 @@ enum VersionText {
 struct RecordText {
     store: String,
     key: String,
+    epoch: u64,
     size: u64,
     etag: Option<String>,
     modified: Option<SystemTime>,
@@ -202,7 +203,14 @@ impl Key {
                     }
                 };
                 let range = extent.range();
-                KeyText::Extent { store, key, version, start: range.start(), end: range.end() }
+                KeyText::Extent {
+                    store,
+                    key,
+                    version,
+                    epoch: extent.object().epoch(),
+                    start: range.start(),
+                    end: range.end(),
+                }
             }
         }
     }
@@ -210,7 +218,7 @@ impl Key {
     fn from_text(text: KeyText) -> foyer::Result<Self> {
         match text {
             KeyText::Record { store, key } => Ok(Self::Record(name(&store, &key)?)),
-            KeyText::Extent { store, key, version, start, end } => {
+            KeyText::Extent { store, key, version, epoch, start, end } => {
                 let version = match version {
                     VersionText::Strong(tag) => Version::Strong(tag.into()),
                     VersionText::Weak { size, modified, tag } => {
@@ -218,7 +226,7 @@ impl Key {
                     }
                 };
                 let range = ByteRange::new(start, end).ok_or_else(|| invalid("an empty range"))?;
-                Ok(Self::Extent(ExtentKey::new(Arc::new(ObjectId::new(name(&store, &key)?, version)), range)))
+                Ok(Self::Extent(ExtentKey::new(Arc::new(ObjectId::new(name(&store, &key)?, version, epoch)), range)))
             }
         }
     }
@@ -311,6 +319,7 @@ impl From<&StoredRecord> for RecordText {
         Self {
             store: name.store.as_str().to_owned(),
             key: name.key.as_str().to_owned(),
+            epoch: metadata.id.epoch(),
             size: metadata.size,
             etag: metadata.etag.as_deref().map(str::to_owned),
             modified: metadata.modified,
@@ -339,6 +348,7 @@ impl TryFrom<RecordText> for StoredRecord {
         let name = name(&text.store, &text.key)?;
         let mut metadata = Metadata::new(name, text.size, text.etag.map(Into::into), text.modified, fields);
         metadata.received_at = text.received_at;
+        let metadata = metadata.in_epoch(text.epoch);
         Ok(Self { metadata, validated_at: text.validated_at })
     }
 }

@@ -135,7 +135,7 @@ impl Fetcher {
         answer: &Answer,
         mut grant: Grant,
     ) -> Run {
-        let metadata = Arc::new(answer.metadata.clone());
+        let metadata = Arc::new(self.directory.dated(answer.metadata.clone()));
         let range = self.granted(answer.range.head(self.config.run_max), &mut grant);
         let mut tower = self.extents.look();
         let (landings, extents) = range

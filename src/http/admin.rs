@@ -6,20 +6,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{delete, get, post};
 use axum::{Json, Router};
 use http::header::{ACCEPT, CONTENT_DISPOSITION, CONTENT_TYPE};
-use http::{HeaderMap, StatusCode};
+use http::{HeaderMap, StatusCode, Uri};
 use serde::Serialize;
 use tokio::sync::Mutex;
 
-use super::data::DataApi;
+use super::data::{DataApi, object_name};
 use super::headers::problem;
 use crate::buffer::arena;
 use crate::cache::{Cache, CacheUsage};
 use crate::config::{Config, LimitSource};
 use crate::governor::{Governor, MemoryState};
-use crate::heap;
+use crate::heap::{self, Format};
 use crate::ledger::{Held, Ledger};
 use crate::memory::sum::Sum;
 use crate::memory::{AllocatorMemory, Cgroup, CgroupMemory, ProcessMemory};
@@ -53,13 +53,21 @@ pub fn router(api: Arc<AdminApi>) -> Router {
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics))
-        .route("/debug/heap", get(debug_heap))
+        .route(
+            "/debug/heap",
+            get(|State(api): State<Arc<AdminApi>>| async move { heap_profile(&api, Format::Pprof).await }),
+        )
+        .route(
+            "/debug/heap/flamegraph",
+            get(|State(api): State<Arc<AdminApi>>| async move { heap_profile(&api, Format::Flamegraph).await }),
+        )
         .route("/debug/memory", get(|State(api): State<Arc<AdminApi>>| async move { Json(api.memory()) }))
         .route("/debug/memory/release", post(release))
         .route(
             "/debug/config",
             get(|State(api): State<Arc<AdminApi>>| async move { Json(api.config.effective.clone()) }),
         )
+        .route("/cache/{*object}", delete(purge))
         .fallback(|| async { problem(StatusCode::NOT_FOUND, "there is no such path") })
         .with_state(api)
 }
@@ -87,18 +95,43 @@ async fn metrics(State(api): State<Arc<AdminApi>>, request: HeaderMap) -> Respon
     }
 }
 
-async fn debug_heap(State(api): State<Arc<AdminApi>>) -> Response {
+async fn heap_profile(api: &AdminApi, format: Format) -> Response {
     let Ok(_one_at_a_time) = api.profiling.try_lock() else {
         return problem(StatusCode::SERVICE_UNAVAILABLE, "another heap profile is being made");
     };
-    match heap::profile().await {
-        Ok(profile) => {
-            let disposition = "attachment; filename=\"heap.pb.gz\"";
-            ([(CONTENT_TYPE, "application/octet-stream"), (CONTENT_DISPOSITION, disposition)], profile).into_response()
-        }
+    let (content_type, disposition) = match format {
+        Format::Pprof => ("application/octet-stream", "attachment; filename=\"heap.pb.gz\""),
+        Format::Flamegraph => ("image/svg+xml", "inline"),
+    };
+    match heap::profile(format).await {
+        Ok(profile) => ([(CONTENT_TYPE, content_type), (CONTENT_DISPOSITION, disposition)], profile).into_response(),
         Err(error) => {
             tracing::warn!(%error, "no heap profile");
             problem(StatusCode::SERVICE_UNAVAILABLE, error.to_string())
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct Purged {
+    objects: u64,
+}
+
+/// Forgets one object: `/cache/{store}/{key...}`, the path as in the data API.
+async fn purge(State(api): State<Arc<AdminApi>>, uri: Uri) -> Response {
+    let path = uri.path().strip_prefix("/cache").unwrap_or_default();
+    let name = match object_name(path) {
+        Ok(name) => name,
+        Err(response) => return *response,
+    };
+    if api.data.reader.store(name.store.as_str()).is_err() {
+        return problem(StatusCode::NOT_FOUND, "there is no such store");
+    }
+    match api.cache.purge(&name).await {
+        Ok(known) => Json(Purged { objects: u64::from(known) }).into_response(),
+        Err(error) => {
+            tracing::error!(%error, "a purge could not be written to disk and has not taken effect");
+            problem(StatusCode::SERVICE_UNAVAILABLE, "the purge could not be written to disk and has not taken effect")
         }
     }
 }

@@ -225,7 +225,7 @@ fn refuse(api: &DataApi, error: &Error) -> Response {
 }
 
 /// The object that a path names: the key is what follows the store's name, percent-decoded once.
-fn object_name(path: &str) -> Result<ObjectName, Box<Response>> {
+pub(super) fn object_name(path: &str) -> Result<ObjectName, Box<Response>> {
     let refused = |status, detail: &str| Box::new(headers::problem(status, detail));
     let nothing = || refused(StatusCode::NOT_FOUND, "a path is /{store}/{key}");
     let (store, key) = path.strip_prefix('/').and_then(|path| path.split_once('/')).ok_or_else(nothing)?;

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
+use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
+use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::http::HttpBuilder;
 use object_store::local::LocalFileSystem;
 use object_store::memory::InMemory;
@@ -27,13 +29,17 @@ pub(super) fn mount(config: &StoreConfig, connect_timeout: Duration) -> Mounted 
     let connector = Connector { connect_timeout };
     match config.url.scheme() {
         "s3" | "s3a" => s3(config, connector),
+        "gs" => gs(config, connector),
+        "az" | "abfs" | "abfss" | "azure" => azure(config, connector),
         "http" | "https" => http(config, connector),
         "file" => no_options(config).and_then(|()| file(config)),
         "memory" => no_options(config).map(|()| Arc::new(InMemory::new()) as _),
         "demo" => no_options(config).map(|()| Arc::new(Demo) as _),
-        scheme => {
-            Err(fault(config, "url", format!("has the scheme `{scheme}`; known are s3, http, https, file and memory")))
-        }
+        scheme => Err(fault(
+            config,
+            "url",
+            format!("has the scheme `{scheme}`; known are s3, gs, az, abfss, http, https, file and memory"),
+        )),
     }
 }
 
@@ -51,6 +57,37 @@ fn s3(config: &StoreConfig, connector: Connector) -> Mounted {
         builder = builder.with_config(key, value);
     }
     let store = builder.with_http_connector(connector).with_retry(no_retries()).build();
+    prefixed(config, store.map_err(|error| refused(config, &error))?)
+}
+
+fn gs(config: &StoreConfig, connector: Connector) -> Mounted {
+    let bucket = config.url.host_str().filter(|bucket| !bucket.is_empty());
+    let bucket = bucket.ok_or_else(|| fault(config, "url", "names no bucket: gs://bucket/prefix"))?;
+    let mut builder = GoogleCloudStorageBuilder::from_env().with_bucket_name(bucket);
+    for (name, value) in &config.options {
+        let key = GoogleConfigKey::from_str(name).map_err(|_| unknown_option(config, name))?;
+        if let GoogleConfigKey::Client(client) = key {
+            check_client_option(config, name, client, value)?;
+        }
+        builder = builder.with_config(key, value);
+    }
+    let store = builder.with_http_connector(connector).with_retry(no_retries()).build();
+    prefixed(config, store.map_err(|error| refused(config, &error))?)
+}
+
+/// `az://container/prefix`, or `abfss://container@account.dfs.core.windows.net/prefix`.
+fn azure(config: &StoreConfig, connector: Connector) -> Mounted {
+    let mut builder = MicrosoftAzureBuilder::from_env();
+    for (name, value) in &config.options {
+        let key = AzureConfigKey::from_str(name).map_err(|_| unknown_option(config, name))?;
+        if let AzureConfigKey::Client(client) = key {
+            check_client_option(config, name, client, value)?;
+        }
+        builder = builder.with_config(key, value);
+    }
+    let mut url = config.url.clone();
+    url.set_path("");
+    let store = builder.with_url(url).with_http_connector(connector).with_retry(no_retries()).build();
     prefixed(config, store.map_err(|error| refused(config, &error))?)
 }
 
