@@ -3,6 +3,7 @@
 pub mod upstream;
 
 use std::io::{BufRead, BufReader};
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Mutex};
@@ -44,6 +45,11 @@ pub fn store(upstream: &upstream::Upstream) -> String {
          options = {{ aws_endpoint = \"{}\", aws_allow_http = true, aws_skip_signature = true, aws_region = \"x\" }}\n",
         upstream.url()
     )
+}
+
+/// A disk tier in that directory; the machine that runs the tests may have its temporary files in memory.
+pub fn disk(directory: &Path) -> String {
+    format!("[disk]\npath = \"{}\"\ncapacity = \"128MiB\"\nallow_tmpfs = true\n", directory.display())
 }
 
 impl Halfopen {
@@ -115,6 +121,13 @@ impl Halfopen {
     pub fn signal(&self, signal: &str) {
         let sent = Command::new("kill").args([&format!("-{signal}"), &self.child.id().to_string()]).status().unwrap();
         assert!(sent.success());
+    }
+
+    /// Stops it as an operator would; what it has in its disk queue is written.
+    pub async fn stop(self) {
+        self.signal("TERM");
+        let (status, log) = self.wait().await;
+        assert!(status.success(), "{log}");
     }
 
     /// Waits for its end.

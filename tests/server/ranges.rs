@@ -3,7 +3,7 @@
 use reqwest::Method;
 
 use crate::common::upstream::{Object, Upstream, computed};
-use crate::common::{Halfopen, field};
+use crate::common::{Halfopen, disk, field, store};
 
 /// Object size, Range, status, Content-Range, the bytes of the body.
 type Row = (u64, Option<&'static str>, u16, &'static str, std::ops::Range<u64>);
@@ -53,36 +53,50 @@ const TABLE: &[Row] = &[
 ];
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_row_cold_and_warm() {
+async fn every_row_cold_warm_from_disk_and_warm_again() {
     let upstream = Upstream::start().await;
-    let server = Halfopen::before(&upstream).await;
-    for (index, (size, range, status, content_range, bytes)) in TABLE.iter().enumerate() {
-        let key = format!("row-{index}");
-        upstream.put_computed(&key, *size);
-        for temperature in ["cold", "warm"] {
-            let what = format!("{range:?} of {size}, {temperature}");
-            let response = server.get(&key, *range).await;
-            assert_eq!(response.status(), *status, "{what}");
-            assert_eq!(field(&response, "content-range"), *content_range, "{what}");
-            if *status == 416 {
-                assert_eq!(field(&response, "content-type"), "application/problem+json", "{what}");
-                let length: usize = field(&response, "content-length").parse().unwrap();
-                assert_eq!(response.bytes().await.unwrap().len(), length, "{what}");
-                continue;
-            }
-            assert_eq!(field(&response, "content-length"), (bytes.end - bytes.start).to_string(), "{what}");
-            assert_eq!(field(&response, "accept-ranges"), "bytes", "{what}");
-            assert_eq!(field(&response, "last-modified"), "Tue, 01 Dec 2026 00:00:00 GMT", "{what}");
-            assert!(field(&response, "etag").starts_with("\"v"), "{what}");
-            let cached = field(&response, "cache-status").contains("detail=memory");
-            assert_eq!(cached, temperature == "warm", "{what}: {}", field(&response, "cache-status"));
-            assert_eq!(response.bytes().await.unwrap(), computed(bytes.clone()), "{what}");
-        }
+    let directory = tempfile::tempdir().unwrap();
+    let configuration = format!("{}{}", store(&upstream), disk(directory.path()));
+    let server = Halfopen::start(&configuration).await;
+    for (index, (size, ..)) in TABLE.iter().enumerate() {
+        upstream.put_computed(&format!("row-{index}"), *size);
+    }
+    for (index, row) in TABLE.iter().enumerate() {
+        check_row(&server, index, row, "fwd=miss").await;
+        check_row(&server, index, row, "detail=memory").await;
         // One request when cold and none when warm; what only the size can explain costs one HEAD more.
         let asked = upstream.take_asked().len();
-        let most = if *status == 416 || *size == 0 { 2 } else { 1 };
-        assert!((1..=most).contains(&asked), "{range:?} of {size} took {asked} requests");
+        let most = if row.2 == 416 || row.0 == 0 { 2 } else { 1 };
+        assert!((1..=most).contains(&asked), "{row:?} took {asked} requests");
     }
+    server.stop().await;
+    let server = Halfopen::start(&configuration).await;
+    for (index, row) in TABLE.iter().enumerate() {
+        // Of an empty object there is nothing to read from disk: its metadata says all.
+        check_row(&server, index, row, if row.0 == 0 { "detail=memory" } else { "detail=disk" }).await;
+        check_row(&server, index, row, "detail=memory").await;
+    }
+    assert_eq!(upstream.take_asked(), [], "nothing is asked of the store after a restart");
+}
+
+async fn check_row(server: &Halfopen, index: usize, row: &Row, cache_status: &str) {
+    let (_, range, status, content_range, bytes) = row;
+    let what = format!("{row:?}, {cache_status}");
+    let response = server.get(&format!("row-{index}"), *range).await;
+    assert_eq!(response.status(), *status, "{what}");
+    assert_eq!(field(&response, "content-range"), *content_range, "{what}");
+    if *status == 416 {
+        assert_eq!(field(&response, "content-type"), "application/problem+json", "{what}");
+        let length: usize = field(&response, "content-length").parse().unwrap();
+        assert_eq!(response.bytes().await.unwrap().len(), length, "{what}");
+        return;
+    }
+    assert_eq!(field(&response, "content-length"), (bytes.end - bytes.start).to_string(), "{what}");
+    assert_eq!(field(&response, "accept-ranges"), "bytes", "{what}");
+    assert_eq!(field(&response, "last-modified"), "Tue, 01 Dec 2026 00:00:00 GMT", "{what}");
+    assert!(field(&response, "etag").starts_with("\"v"), "{what}");
+    assert!(field(&response, "cache-status").contains(cache_status), "{what}: {}", field(&response, "cache-status"));
+    assert_eq!(response.bytes().await.unwrap(), computed(bytes.clone()), "{what}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
