@@ -91,7 +91,9 @@ impl Cache {
             .with_name("extents")
             .with_shards(shards)
             .with_eviction_config(S3FifoConfig::default())
-            .with_weighter(|_: &ExtentKey, resident: &Resident| entry_weight(&resident.0))
+            .with_weighter(|key: &ExtentKey, resident: &Resident| {
+                entry_weight(&resident.0) + key.object().weight_once()
+            })
             .with_event_listener(Arc::new(Departures(Arc::clone(&metrics))))
             .build();
         let records = CacheBuilder::new(usize::try_from(budget.sum.metadata_bytes).unwrap_or(usize::MAX))

@@ -186,10 +186,10 @@ impl Config {
             header_bytes_max: to_usize(read.size(keys::HEADER_BYTES_MAX, HEADER_BYTES).unwrap_or_default()),
             header_timeout: read.duration(keys::HEADER_TIMEOUT),
             write_stall_timeout: read.duration(keys::WRITE_STALL_TIMEOUT),
-            drain_timeout: read.duration(keys::DRAIN_TIMEOUT),
+            drain_timeout: read.duration_or_none(keys::DRAIN_TIMEOUT),
         };
         let disk = read_disk(&mut read);
-        let memory = read_memory(&mut read, machine, disk.is_some());
+        let memory = read_memory(&mut read, machine, disk.is_some(), server.header_bytes_max as u64);
         let fetch = FetchConfig {
             extent_max: NonZeroU64::MIN,
             run_max: NonZeroU64::MIN,
@@ -278,13 +278,14 @@ fn read_disk(read: &mut Reader) -> Option<DiskConfig> {
     }
 }
 
-fn read_memory(read: &mut Reader, machine: &Machine, disk: bool) -> Option<MemoryConfig> {
+fn read_memory(read: &mut Reader, machine: &Machine, disk: bool, header_bytes_max: u64) -> Option<MemoryConfig> {
     let source = read.source(keys::MEMORY_LIMIT);
     let configured = read.size(keys::MEMORY_LIMIT, LIMIT_BYTES);
     let plan = Plan {
         limit: 0,
         threads: machine.cores as u64 + OTHER_THREADS,
         connections_max: read.count(keys::CONNECTIONS_MAX, CONNECTIONS),
+        header_bytes_max,
         upstream_concurrency: read.count(keys::CONCURRENCY, CONCURRENCY),
         in_flight: read.size(keys::MEMORY_IN_FLIGHT, IN_FLIGHT_BYTES),
         extent_max: read.size(keys::EXTENT_MAX, EXTENT_BYTES).and_then(NonZeroU64::new),

@@ -105,8 +105,8 @@ pub fn symbolize(mut dump: impl Read, format: Format) -> Result<Vec<u8>, HeapErr
         Format::Pprof => Ok(profile.to_pprof(("inuse_space", "bytes"), ("space", "bytes"), None)),
         Format::Flamegraph => {
             let mut options = FlamegraphOptions::default();
-            options.title = "live heap".to_owned();
-            options.count_name = "bytes".to_owned();
+            "live heap".clone_into(&mut options.title);
+            "bytes".clone_into(&mut options.count_name);
             profile.to_flamegraph(&mut options).map_err(|error| failed(&error))
         }
     }

@@ -69,7 +69,12 @@ fn serve(mut settings: Settings, faults: Vec<Fault>) -> ExitCode {
     };
     telemetry::start_log(&config.log.level, config.log.json);
     let served = match runtime() {
-        Ok(runtime) => runtime.block_on(run(config, metrics, stores)),
+        Ok(runtime) => {
+            let served = runtime.block_on(run(config, metrics, stores));
+            // A read of a file system that hangs would hold the end up for ever.
+            runtime.shutdown_background();
+            served
+        }
         Err(error) => Err(StartError::System(error.to_string())),
     };
     match served {

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::SystemTime;
 
 use crate::range::ByteRange;
@@ -107,7 +108,9 @@ pub struct ObjectId {
     version: Version,
     /// Which of the object's purges it was learned after; see `purge.rs`.
     epoch: u64,
-    /// A hash of both, so that hashing an [`ExtentKey`] does not read its strings.
+    /// Whether an entry of the cache carries the weight of this.
+    weighed: AtomicBool,
+    /// A hash of all, so that hashing an [`ExtentKey`] does not read its strings.
     fingerprint: u64,
 }
 
@@ -118,7 +121,7 @@ impl ObjectId {
         let mut hasher = DefaultHasher::new();
         (&name, &version, epoch).hash(&mut hasher);
         let fingerprint = hasher.finish();
-        Self { name, version, epoch, fingerprint }
+        Self { name, version, epoch, weighed: AtomicBool::new(false), fingerprint }
     }
 
     /// The object.
@@ -129,6 +132,20 @@ impl ObjectId {
     /// Its version.
     pub fn version(&self) -> &Version {
         &self.version
+    }
+
+    /// Bytes that it takes on the heap, for the first who asks: the extents of a version share it, and one of them carries
+    /// its weight.
+    pub fn weight_once(&self) -> usize {
+        if self.weighed.swap(true, Ordering::Relaxed) {
+            return 0;
+        }
+        let tag = match &self.version {
+            Version::Strong(tag) => tag.len(),
+            Version::Weak { tag, .. } => tag.as_ref().map_or(0, |tag| tag.len()),
+        };
+        // Three shared allocations, each with its two counts.
+        size_of::<Self>() + self.name.key.as_str().len() + tag + 6 * size_of::<usize>()
     }
 
     /// Its epoch.

@@ -27,6 +27,7 @@ use crate::http::admin::{self, AdminApi};
 use crate::http::data::{self, DataApi};
 use crate::ledger::Ledger;
 use crate::memory::AllocatorMemory;
+use crate::memory::sum::ADMIN_CONNECTIONS_MAX;
 use crate::metadata::Directory;
 use crate::purge::Purges;
 use crate::reader::Reader;
@@ -126,10 +127,13 @@ impl Server {
         let Self { api, data, admin, tracker } = self;
         let server = &api.config.server;
         log_addresses(&api, &data, &admin);
-        let admin = serve_admin(admin, admin::router(Arc::clone(&api)))?;
         let governor = tracker.spawn(Arc::clone(&api.governor).watch());
         let handle = Handle::new();
-        let gate = Gate::new(server, Arc::clone(&api.data.metrics));
+        let gate = |places, limit| Gate::new(places, limit, server.write_stall_timeout, Arc::clone(&api.data.metrics));
+        let admin_places = usize::try_from(ADMIN_CONNECTIONS_MAX).unwrap_or(1);
+        let admin =
+            serve_admin(admin, server, gate(admin_places, "admin connections"), admin::router(Arc::clone(&api)))?;
+        let gate = gate(server.connections_max, "server.connections_max");
         let serving = serve(data, server, gate, data::router(Arc::clone(&api.data)), handle.clone());
         tokio::pin!(serving);
 
@@ -177,17 +181,20 @@ async fn serve(
 }
 
 /// Serves the admin API from a thread and runtime of its own: it answers while the data API is overwhelmed.
-fn serve_admin(listener: TcpListener, router: Router) -> Result<Handle<SocketAddr>, StartError> {
+fn serve_admin(
+    listener: TcpListener,
+    limits: &ServerConfig,
+    gate: Gate,
+    router: Router,
+) -> Result<Handle<SocketAddr>, StartError> {
     let system = |error: io::Error| StartError::System(format!("cannot start the admin API: {error}"));
     let runtime = runtime::Builder::new_current_thread().enable_all().build().map_err(system)?;
     let handle = Handle::new();
-    let serving = handle.clone();
+    let (serving, limits) = (handle.clone(), limits.clone());
     thread::Builder::new()
         .name("admin".into())
         .spawn(move || {
-            let served = runtime.block_on(async {
-                axum_server::from_tcp(listener)?.handle(serving).serve(router.into_make_service()).await
-            });
+            let served = runtime.block_on(serve(listener, &limits, gate, router, serving));
             if let Err(error) = served {
                 tracing::error!(%error, "the admin API ended");
             }

@@ -13,6 +13,7 @@ use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use futures::StreamExt;
+use futures::future::ready;
 use futures::stream::BoxStream;
 use object_store::path::Path;
 use object_store::{Attribute, Attributes, GetOptions, GetRange, GetResult, ObjectStore};
@@ -31,6 +32,9 @@ pub use mount::DEMO;
 
 /// An object that is asked for to see whether a store answers; it need not exist.
 const PROBE_KEY: &str = "halfopen-probe";
+
+/// Empty chunks in a row after which a body counts as ended.
+const EMPTY_CHUNKS_MAX: usize = 16;
 
 /// All mounted stores.
 #[derive(Debug)]
@@ -168,7 +172,16 @@ impl Store {
             if_match: if_match.map(str::to_owned),
             ..GetOptions::default()
         };
-        let (result, turn) = self.ask("get", key, options).await?;
+        let (result, turn) = match self.ask("get", key, options).await {
+            Err(error) if fault::is_not_modified(&error) => {
+                return Err(self.fault(Error::new(Kind::Protocol, "not modified, which was no condition")));
+            }
+            answer => answer?,
+        };
+        if result.meta.size == 0 {
+            // No range lies in an empty object: whoever asked has to look at the size.
+            return Err(Error::new(Kind::RangeRefused, "the object is empty"));
+        }
         let range = ByteRange::new(result.range.start, result.range.end);
         let range = range.filter(|range| Some(*range) == span.within(result.meta.size));
         let Some(range) = range else {
@@ -275,12 +288,15 @@ impl Answer {
     /// The next bytes of the body; `None` at its end. A body that makes no progress for the stall timeout is an error.
     pub async fn next(&mut self) -> Option<Result<Bytes, Error>> {
         let store = &self.store;
-        match timeout(store.stall_timeout, self.body.next()).await {
+        // An empty chunk is no progress: object_store gives them without end for a file that was cut short.
+        let body = self.body.by_ref();
+        let progress = async { body.take(EMPTY_CHUNKS_MAX).skip_while(|chunk| ready(is_empty(chunk))).next().await };
+        match timeout(store.stall_timeout, progress).await {
             Ok(Some(Ok(bytes))) => {
                 store.metrics.upstream_bytes(&store.name, bytes.len() as u64);
                 Some(Ok(bytes))
             }
-            Ok(Some(Err(error))) => Some(Err(store.fault(fault::classify(&error)))),
+            Ok(Some(Err(error))) => Some(Err(store.fault(fault::of_body(&error)))),
             Ok(None) => None,
             Err(_) => Some(Err(store.fault(Error::new(Kind::TimedOut, "no byte within fetch.stall_timeout")))),
         }
@@ -301,6 +317,10 @@ fn exact_path(key: &ObjectKey) -> Result<Path, Error> {
         .ok()
         .filter(|path| path.as_ref() == key.as_str())
         .ok_or_else(|| Error::new(Kind::NotFound, "the store cannot express this key"))
+}
+
+fn is_empty(chunk: &object_store::Result<Bytes>) -> bool {
+    chunk.as_ref().is_ok_and(Bytes::is_empty)
 }
 
 fn fields(attributes: &Attributes) -> Fields {

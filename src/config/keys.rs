@@ -27,7 +27,7 @@ keys! {
     ADMIN_LISTEN = "server.admin_listen", "127.0.0.1:9090",
         "Address of the admin API: health, metrics, debug.";
     CONNECTIONS_MAX = "server.connections_max", "",
-        "Client connections at once; further ones are closed. Derived: a sixteenth of the memory limit at 24 KiB each, 64 to 16384.";
+        "Client connections at once; further ones are closed. Derived: a sixteenth of the memory limit at 8 KiB and `header_bytes_max` each, 64 to 16384.";
     HEADER_BYTES_MAX = "server.header_bytes_max", "16KiB",
         "Longest request head; a longer one is 431. At least 8 KiB.";
     HEADER_TIMEOUT = "server.header_timeout", "60s",

@@ -81,7 +81,15 @@ impl Reader {
         })
     }
 
+    /// A duration that is not zero.
     pub(super) fn duration(&mut self, key: Key) -> Duration {
+        let nonzero =
+            |duration: Duration| if duration.is_zero() { Err("must be longer".to_owned()) } else { Ok(duration) };
+        self.take(key, |text| duration(text).and_then(nonzero)).unwrap_or_default()
+    }
+
+    /// A duration that may be zero.
+    pub(super) fn duration_or_none(&mut self, key: Key) -> Duration {
         self.take(key, duration).unwrap_or_default()
     }
 
@@ -99,6 +107,7 @@ impl Reader {
     /// Directives of the log's filter.
     pub(super) fn filter(&mut self, key: Key) -> String {
         let check = |text: &str| match check_filter(text) {
+            Ok(()) if text.trim().is_empty() => Err("is empty, which would log nothing: say `off`".to_owned()),
             Ok(()) => Ok(text.to_owned()),
             Err(problem) => Err(format!("is not a level or a list of directives: {problem}")),
         };
@@ -155,8 +164,12 @@ impl Reader {
         };
         match Url::parse(&text(&setting.value)) {
             // In abfss:// what stands before the @ is the container.
+            Ok(url) if url.query().is_some() || url.fragment().is_some() => {
+                self.faults.push(Fault::new(path, "must have no query and no fragment: they would be ignored"));
+                None
+            }
             Ok(url) if url.password().is_none() && (url.username().is_empty() || url.scheme().starts_with("abfs")) => {
-                self.effective.insert(path.to_owned(), without_query(&url));
+                self.effective.insert(path.to_owned(), url.to_string());
                 Some(url)
             }
             Ok(_) => {
@@ -198,15 +211,6 @@ fn text(value: &Value) -> String {
         Value::String(text) => text.clone(),
         value => value.to_string(),
     }
-}
-
-/// A query may carry a signature.
-fn without_query(url: &Url) -> String {
-    let mut url = url.clone();
-    if url.query().is_some() {
-        url.set_query(Some(HIDDEN));
-    }
-    url.to_string()
 }
 
 fn duration(text: &str) -> Result<Duration, String> {

@@ -31,7 +31,7 @@ const RECORD: u8 = b'R';
 const JSON_BYTES_MAX: u64 = 256 << 10;
 
 /// Bytes copied at a time from the read buffer.
-const CHUNK: usize = 64 << 10;
+const CHUNK: usize = 16 << 10;
 
 task_local! {
     /// What the decoder may use: foyer's `decode` has no context of its own, and runs inside the read that asked for it.

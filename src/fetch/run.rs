@@ -2,8 +2,10 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 use backon::BackoffBuilder;
+use tokio::time::Instant;
 
 use super::{Arrived, Fetcher, Target, weight_of};
 use crate::buffer::arena::Arena;
@@ -16,6 +18,10 @@ use crate::range::ByteRange;
 use crate::store::{Answer, Span};
 use crate::telemetry::ByteSource;
 
+/// How long an extent that has begun to arrive may go on when nobody waits for it: whoever was impatient finds it the
+/// next time, and a store that drips does not keep the memory. A pause of the store itself ends by the stall timeout.
+const UNWANTED_MAX: Duration = Duration::from_secs(5);
+
 /// Neighbouring extents on their way from a store.
 #[derive(Debug)]
 pub(super) struct Run {
@@ -26,6 +32,8 @@ pub(super) struct Run {
     buffer: Option<ExactBuffer>,
     grant: Option<Grant>,
     interest: Arc<Interest>,
+    /// Since when nobody waits for it.
+    unwanted_since: Option<Instant>,
 }
 
 impl Run {
@@ -35,7 +43,7 @@ impl Run {
         landings: VecDeque<Landing<ExtentKey, Arrived>>,
         interest: Arc<Interest>,
     ) -> Self {
-        Self { target: target.clone(), range, landings, buffer: None, grant: None, interest }
+        Self { target: target.clone(), range, landings, buffer: None, grant: None, interest, unwanted_since: None }
     }
 
     pub(super) fn with_grant(mut self, grant: Grant) -> Self {
@@ -94,6 +102,16 @@ impl Run {
             return Ok(());
         }
         Err(Error::new(Kind::Abandoned, "nobody waits for the rest of the run"))
+    }
+
+    /// The same between two pieces of a body, once what has begun to arrive has had its time to end.
+    fn give_up_if_long_unwanted(&mut self, fetcher: &Fetcher) -> Result<(), Error> {
+        if self.interest.is_wanted() {
+            self.unwanted_since = None;
+            return Ok(());
+        }
+        let since = *self.unwanted_since.get_or_insert_with(Instant::now);
+        if since.elapsed() < UNWANTED_MAX { Ok(()) } else { self.give_up_unless_wanted(fetcher) }
     }
 
     /// After a body that did not end well: its last extent, if it seemed whole, cannot be trusted.
@@ -197,6 +215,7 @@ impl Fetcher {
         let surplus_expected = answer.range.end() > run.range.end();
         while let Some(bytes) = answer.next().await {
             let bytes = bytes?;
+            run.give_up_if_long_unwanted(self)?;
             let surplus = run.take(&bytes, self)?;
             if surplus_expected && run.rest().is_none() {
                 break;

@@ -8,8 +8,8 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post};
 use axum::{Json, Router};
-use http::header::{ACCEPT, CONTENT_DISPOSITION, CONTENT_TYPE};
-use http::{HeaderMap, StatusCode, Uri};
+use http::header::{ACCEPT, CONTENT_DISPOSITION, CONTENT_TYPE, RETRY_AFTER};
+use http::{HeaderMap, HeaderValue, StatusCode, Uri};
 use serde::Serialize;
 use tokio::sync::Mutex;
 
@@ -97,7 +97,9 @@ async fn metrics(State(api): State<Arc<AdminApi>>, request: HeaderMap) -> Respon
 
 async fn heap_profile(api: &AdminApi, format: Format) -> Response {
     let Ok(_one_at_a_time) = api.profiling.try_lock() else {
-        return problem(StatusCode::SERVICE_UNAVAILABLE, "another heap profile is being made");
+        let mut response = problem(StatusCode::SERVICE_UNAVAILABLE, "another heap profile is being made");
+        response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+        return response;
     };
     let (content_type, disposition) = match format {
         Format::Pprof => ("application/octet-stream", "attachment; filename=\"heap.pb.gz\""),

@@ -16,6 +16,7 @@ const STRONG_DATE_AGE: Duration = Duration::from_secs(1);
 
 /// The conditions of one request. A field that cannot be read is as good as absent.
 #[derive(Debug)]
+#[expect(clippy::struct_field_names, reason = "the names are those of the header fields")]
 pub(super) struct Conditions {
     if_match: Option<IfMatch>,
     if_none_match: Option<IfNoneMatch>,

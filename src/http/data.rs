@@ -8,8 +8,8 @@ use axum::extract::{Request, State};
 use axum::response::Response;
 use bytes::Bytes;
 use futures::stream;
-use http::header::ALLOW;
-use http::{HeaderMap, HeaderValue, Method, StatusCode};
+use http::header::{ALLOW, HOST};
+use http::{HeaderMap, HeaderValue, Method, StatusCode, Version};
 use percent_encoding::percent_decode_str;
 use tokio::time::Instant;
 
@@ -37,12 +37,20 @@ pub fn router(api: Arc<DataApi>) -> Router {
 
 async fn answer(State(api): State<Arc<DataApi>>, request: Request) -> Response {
     let (method, response) = match *request.method() {
+        _ if !names_one_host(&request) => {
+            ("other", headers::problem(StatusCode::BAD_REQUEST, "a request has one Host"))
+        }
         Method::GET => ("GET", get(&api, request.uri().path(), request.headers()).await),
         Method::HEAD => ("HEAD", head(&api, request.uri().path(), request.headers()).await),
         _ => ("other", not_allowed()),
     };
     api.metrics.response("data", method, response.status().as_u16());
     response
+}
+
+/// RFC 9112 section 3.2: without a Host, or with several, a request of HTTP/1.1 is refused.
+fn names_one_host(request: &Request) -> bool {
+    request.version() != Version::HTTP_11 || request.headers().get_all(HOST).iter().count() == 1
 }
 
 fn not_allowed() -> Response {

@@ -16,8 +16,9 @@ const BASELINE_BYTES: u64 = 28 * MIB;
 /// Touched stack of a thread: tokio's workers use under 64 KiB in the profile of a busy server.
 const STACK_BYTES: u64 = 64 * KIB;
 
-/// A client connection: hyper's read buffer (8 KiB and up), its queue of heads and the state of one request.
-const CONNECTION_BYTES: u64 = 24 * KIB;
+/// A client connection beside its read buffer, which grows to `server.header_bytes_max`: hyper's state, the queue of what
+/// is to be written, and one request.
+const CONNECTION_BYTES: u64 = 8 * KIB;
 
 /// A connection to a store: hyper's read buffer adapts up to 408 KiB, and the kernel's part is not resident here.
 const UPSTREAM_BYTES: u64 = 448 * KIB;
@@ -46,6 +47,9 @@ const PURGE_BYTES_MAX: u64 = 64 * MIB;
 /// its tables have just grown (measured).
 pub const DISK_INDEX_ENTRY_BYTES: u64 = 115;
 
+/// Connections of the admin API.
+pub const ADMIN_CONNECTIONS_MAX: u64 = 64;
+
 /// The disk tier's buffers: the flusher writes one while it fills the other, and a queue of the same size waits.
 const DISK_BUFFERS: u64 = 3;
 
@@ -58,6 +62,8 @@ pub struct Plan {
     pub threads: u64,
     /// Client connections.
     pub connections_max: Option<u64>,
+    /// Longest request head, in bytes.
+    pub header_bytes_max: u64,
     /// Requests to stores under way at once.
     pub upstream_concurrency: Option<u64>,
     /// Bytes that fills may hold at once.
@@ -136,6 +142,18 @@ pub enum Indivisible {
         /// The key behind the largest term that can be configured.
         largest: &'static str,
     },
+    /// The in-flight share does not hold one run.
+    #[error(
+        "memory.in_flight is {in_flight_bytes} bytes, and runs of {run_max} need {in_flight_min}: raise it, or lower fetch.run_max"
+    )]
+    RunTooLong {
+        /// Longest run.
+        run_max: NonZeroU64,
+        /// The share.
+        in_flight_bytes: u64,
+        /// What it has to be.
+        in_flight_min: u64,
+    },
     /// Extents are so long that the cache could not keep them.
     #[error(
         "extents of {extent_max} bytes are too long: {sum}; a cache of {} bytes keeps at most {} bytes in one",
@@ -154,13 +172,19 @@ impl Plan {
     /// Divides the limit.
     pub fn divide(self) -> Result<Budget, Indivisible> {
         let limit = self.limit;
-        let connections_max = self.connections_max.unwrap_or((limit / 16 / CONNECTION_BYTES).clamp(64, 16 << 10));
+        let connection_bytes = CONNECTION_BYTES + self.header_bytes_max;
+        let connections_max = self.connections_max.unwrap_or((limit / 16 / connection_bytes).clamp(64, 16 << 10));
         let upstream_concurrency = self.upstream_concurrency.unwrap_or((limit / 12 / UPSTREAM_BYTES).clamp(16, 256));
         let derived_extent = EXTENT_BYTES_MAX.min(previous_power_of_two(limit / 4 / EXTENTS_MIN));
         let extent_max = self.extent_max.unwrap_or(nonzero(derived_extent.max(EXTENT_BYTES_MIN)));
         let run_max = self.run_max.map_or(8 * extent_max.get(), |run| run.get().max(extent_max.get()));
         let run_max = nonzero(run_max - run_max % extent_max.get());
-        let in_flight_bytes = self.in_flight.unwrap_or((limit / 8).clamp(2 * run_max.get(), 1 << 30));
+        // A run's buffers with what the allocator rounds them up by, or an extent read from disk and decoded.
+        let in_flight_min = (run_max.get() / 4 * 5).max(3 * extent_max.get());
+        let in_flight_bytes = self.in_flight.unwrap_or((limit / 8).min(1 << 30).max(2 * in_flight_min));
+        if in_flight_bytes < in_flight_min {
+            return Err(Indivisible::RunTooLong { run_max, in_flight_bytes, in_flight_min });
+        }
 
         let (disk_buffer_bytes, disk_entries_max) = if self.disk {
             let buffer = (limit / 32).clamp(4 * MIB, 32 * MIB).max(2 * extent_max.get()).next_multiple_of(MIB);
@@ -171,7 +195,7 @@ impl Plan {
         let mut sum = Sum {
             baseline_bytes: BASELINE_BYTES,
             stacks_bytes: self.threads * STACK_BYTES,
-            connections_bytes: connections_max.saturating_mul(CONNECTION_BYTES),
+            connections_bytes: (connections_max + ADMIN_CONNECTIONS_MAX).saturating_mul(connection_bytes),
             upstream_bytes: upstream_concurrency.saturating_mul(UPSTREAM_BYTES),
             metadata_bytes: limit / 64,
             disk_buffers_bytes: disk_buffer_bytes * DISK_BUFFERS,
@@ -269,6 +293,7 @@ mod tests {
             limit,
             threads: 4,
             connections_max: None,
+            header_bytes_max: 16 << 10,
             upstream_concurrency: None,
             in_flight: None,
             extent_max: None,
@@ -301,6 +326,9 @@ mod tests {
         assert!(error.contains("server.connections_max"), "{error}");
         let error = Plan { extent_max: NonZeroU64::new(16 * MIB), ..plan(1 << 30) }.divide().unwrap_err().to_string();
         assert!(error.contains("too long"), "{error}");
+        let error = Plan { in_flight: Some(MIB), ..plan(1 << 30) }.divide().unwrap_err().to_string();
+        assert!(error.contains("memory.in_flight") && error.contains("fetch.run_max"), "{error}");
+        assert!(Plan { run_max: NonZeroU64::new(1 << 30), ..plan(1 << 30) }.divide().is_err());
         assert!(plan(0).divide().is_err());
         assert!(Plan { upstream_concurrency: Some(u64::MAX), ..plan(1 << 30) }.divide().is_err());
     }

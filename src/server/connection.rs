@@ -13,27 +13,32 @@ use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_io_timeout::TimeoutStream;
 
-use crate::config::ServerConfig;
 use crate::telemetry::Metrics;
 
 /// Lets connections in.
 #[derive(Clone, Debug)]
 pub(super) struct Gate {
     places: Arc<Semaphore>,
+    limit: &'static str,
     write_stall_timeout: Duration,
     metrics: Arc<Metrics>,
 }
 
 impl Gate {
-    pub(super) fn new(limits: &ServerConfig, metrics: Arc<Metrics>) -> Self {
-        let places = Arc::new(Semaphore::new(limits.connections_max));
-        Self { places, write_stall_timeout: limits.write_stall_timeout, metrics }
+    /// A gate with so many places, which the metrics know as that limit.
+    pub(super) fn new(
+        places: usize,
+        limit: &'static str,
+        write_stall_timeout: Duration,
+        metrics: Arc<Metrics>,
+    ) -> Self {
+        Self { places: Arc::new(Semaphore::new(places)), limit, write_stall_timeout, metrics }
     }
 
     fn admit(&self, stream: TcpStream) -> io::Result<Connection> {
         let Ok(place) = Arc::clone(&self.places).try_acquire_owned() else {
-            self.metrics.refused("server.connections_max");
-            return Err(io::Error::other("server.connections_max connections are open"));
+            self.metrics.refused(self.limit);
+            return Err(io::Error::other("all connections that there may be are open"));
         };
         // Without it a proxy in front shows a constant 40 ms (delayed acknowledgements).
         stream.set_nodelay(true)?;

@@ -38,7 +38,6 @@ impl Refusal {
             StatusCode::RANGE_NOT_SATISFIABLE | StatusCode::OK => Kind::RangeRefused,
             StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT => Kind::Unavailable,
             status if status.is_server_error() => Kind::Unavailable,
-            status if status.is_client_error() => Kind::Forbidden,
             _ => Kind::Protocol,
         }
     }

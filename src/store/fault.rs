@@ -22,6 +22,14 @@ pub(super) fn classify(error: &object_store::Error) -> Error {
     }
 }
 
+/// What an error in the middle of a body means: the body is shorter than its head announced.
+pub(super) fn of_body(error: &object_store::Error) -> Error {
+    match classify(error) {
+        error if error.kind() == Kind::Unavailable => Error::new(Kind::Protocol, error.detail().to_owned()),
+        error => error,
+    }
+}
+
 pub(super) fn is_not_modified(error: &Error) -> bool {
     error.kind() == Kind::Changed && error.detail() == NOT_MODIFIED
 }
@@ -63,15 +71,30 @@ fn by_cause(error: &object_store::Error) -> Error {
         if let Some(http) = at.downcast_ref::<HttpError>() {
             // A refusal stands behind the transport error that carries it.
             if http.source().is_none_or(|source| !source.is::<Refusal>()) {
-                let timed_out = http.kind() == HttpErrorKind::Timeout;
-                return Error::new(if timed_out { Kind::TimedOut } else { Kind::Unavailable }, detail);
+                return Error::new(of_transport(http.kind()), detail);
             }
         }
         cause = at.source();
     }
-    // What is left are answers that object_store could not make sense of, and ranges that a local store refuses.
-    let refused = detail.contains("Wanted range starting at");
-    Error::new(if refused { Kind::RangeRefused } else { Kind::Protocol }, detail)
+    // What is left has no type to tell it by: what a local store refuses, and answers that object_store could not read.
+    let says = |text: &[&str]| text.iter().any(|text| detail.contains(text));
+    let kind = if says(&["Wanted range starting at", "Requested range was invalid"]) {
+        Kind::RangeRefused
+    } else if says(&["Filenames containing trailing"]) {
+        Kind::NotFound
+    } else {
+        Kind::Protocol
+    };
+    Error::new(kind, detail)
+}
+
+fn of_transport(kind: HttpErrorKind) -> Kind {
+    match kind {
+        HttpErrorKind::Timeout => Kind::TimedOut,
+        HttpErrorKind::Connect | HttpErrorKind::Request | HttpErrorKind::Interrupted => Kind::Unavailable,
+        // It answered, but not in HTTP.
+        _ => Kind::Protocol,
+    }
 }
 
 fn of_io(kind: io::ErrorKind) -> Kind {

@@ -153,9 +153,10 @@ fn unknown_option(config: &StoreConfig, name: &str) -> Fault {
     fault(config, &format!("options.{name}"), format!("is not an option of a {} store", config.url.scheme()))
 }
 
-/// `object_store`'s own reason; it names keys and URLs, not secrets.
+/// `object_store`'s own reason. It may repeat the value of an option, which may be a secret in the wrong place.
 fn refused(config: &StoreConfig, error: &object_store::Error) -> Fault {
-    fault(config, "url", format!("cannot be mounted: {error}"))
+    let hide = |text: String, value: &String| if value.is_empty() { text } else { text.replace(value.as_str(), "***") };
+    fault(config, "url", format!("cannot be mounted: {}", config.options.values().fold(error.to_string(), hide)))
 }
 
 fn fault(config: &StoreConfig, key: &str, problem: impl Into<String>) -> Fault {

@@ -43,8 +43,8 @@ async fn what_is_read_back_is_exact_and_weighs_what_the_allocator_gives() {
             read_all(&server, detail).await;
             let heap = settled(&server).await - heap_before;
             let usage = server.memory().await["cache"]["usage_bytes"].as_u64().unwrap() - usage_before;
-            let ratio = heap as f64 / usage as f64;
-            assert!((0.98..1.02).contains(&ratio), "{length} bytes, {detail}: heap {heap}, usage {usage}: {ratio}");
+            let per_mille = heap * 1000 / usage;
+            assert!((980..=1020).contains(&per_mille), "{length} bytes, {detail}: heap {heap}, usage {usage}");
             if detail == "fwd=miss" {
                 server.stop().await;
                 server = Halfopen::start(&configuration).await;

@@ -20,7 +20,7 @@ async fn wrong_answers_are_502_and_never_stored() {
         (Fault::OtherRange, 502),
         (Fault::Short(1), 502),
         (Fault::Long(1), 502),
-        (Fault::Truncated(100), 503),
+        (Fault::Truncated(100), 502),
         (Fault::Hangs(100), 504),
         (Fault::NoContentRange, 502),
         (Fault::Status(500), 503),

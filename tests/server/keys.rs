@@ -64,6 +64,33 @@ async fn file_keys() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_file_store_answers_ranges_like_any_other() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("empty"), "").unwrap();
+    std::fs::write(directory.path().join("ten"), "0123456789").unwrap();
+    // It says that it has 4096 bytes, and has fewer: as a file that was cut short while it was read.
+    std::os::unix::fs::symlink("/sys/class/net/lo/mtu", directory.path().join("short")).unwrap();
+    let url = format!("[fetch]\nretries = 0\n[stores.s]\nurl = \"file://{}\"", directory.path().display());
+    for (key, range, status) in [
+        ("empty", None, 200),
+        ("empty", Some("bytes=-5"), 200),
+        ("empty", Some("bytes=0-"), 416),
+        ("ten", Some("bytes=10-"), 416),
+        ("ten", Some("bytes=2000-2001"), 416),
+        ("ten", Some("bytes=-3"), 206),
+        ("short", None, 502),
+        ("a%231", None, 404),
+    ] {
+        // A server of its own for each, so that nothing is known.
+        let server = Halfopen::start(&url).await;
+        for temperature in ["cold", "warm"] {
+            assert_eq!(server.get(key, range).await.status(), status, "{key} {range:?} {temperature}");
+        }
+        assert_eq!(server.memory().await["buffers"]["filling_bytes"], 0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_a_store_cannot_express_is_not_found() {
     let upstream = Upstream::start().await;
     upstream.put("a", "another object");
