@@ -172,6 +172,15 @@ mod tests {
     }
 
     #[tokio::test]
+    #[should_panic(expected = "length is not its capacity")]
+    #[cfg(debug_assertions)]
+    async fn an_unfinished_buffer_is_a_fault_of_this_program() {
+        let Setup { arena, ledger } = setup();
+        let mut grant = ledger.grant(4096).await.unwrap();
+        let _ = ExactBuffer::allocate(&arena, 10, &mut grant).unwrap().finish();
+    }
+
+    #[tokio::test]
     async fn an_absurd_length_is_an_error() {
         let Setup { arena, ledger } = setup();
         let mut grant = ledger.grant(4096).await.unwrap();

@@ -37,8 +37,10 @@ pub struct Cache {
 pub struct Record {
     /// What the store said.
     pub metadata: Arc<Metadata>,
-    /// When it last said so.
+    /// When it was asked; what it answers is at least as young.
     pub validated_at: Instant,
+    /// It has been seen since that this is not so any more.
+    pub disproved: bool,
 }
 
 impl Record {
@@ -174,10 +176,15 @@ impl Cache {
     }
 
     /// Remembers what a store said of an object, all of it together, in memory and on disk.
-    pub fn remember(&self, metadata: Arc<Metadata>) {
-        let record = Record { metadata, validated_at: Instant::now() };
+    ///
+    /// An answer to a question that was asked before the one that is remembered comes too late.
+    pub fn remember(&self, metadata: Arc<Metadata>, asked_at: Instant) {
+        let record = Record { metadata, validated_at: asked_at, disproved: false };
         let name = record.metadata.id.name().clone();
         let before = self.records.get(&name);
+        if before.as_ref().is_some_and(|before| before.value().validated_at > asked_at) {
+            return;
+        }
         if let Some(disk) = &self.disk
             && before.is_none_or(|before| before.value().is_outdated_by(&record))
         {
@@ -195,7 +202,8 @@ impl Cache {
         if stored.metadata.id.epoch() != self.purges.epoch_of(name) {
             return None;
         }
-        let record = Record { metadata: Arc::new(stored.metadata), validated_at: Instant::now().checked_sub(age)? };
+        let validated_at = Instant::now().checked_sub(age)?;
+        let record = Record { metadata: Arc::new(stored.metadata), validated_at, disproved: false };
         drop(self.records.insert(name.clone(), record.clone()));
         Some(record)
     }
@@ -207,11 +215,15 @@ impl Cache {
         }
     }
 
-    /// Forgets what is known of an object, if it is still that version. Its extents cannot be reached without.
-    pub fn forget(&self, id: &ObjectId) {
-        if self.record(id.name()).is_some_and(|record| *record.metadata.id == *id) {
-            drop(self.records.remove(id.name()));
+    /// What is known of an object was seen not to be so any more, if it is still that version: the store is asked before
+    /// it is used again, and the disk does not bring it back.
+    pub fn disprove(&self, id: &ObjectId) {
+        let Some(record) = self.record(id.name()).filter(|record| *record.metadata.id == *id) else { return };
+        if let Some(disk) = &self.disk {
+            disk.forget_record(id.name());
         }
+        let disproved = Record { validated_at: Instant::now(), disproved: true, ..record };
+        drop(self.records.insert(id.name().clone(), disproved));
     }
 
     /// How full it is.

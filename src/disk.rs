@@ -190,6 +190,14 @@ impl Disk {
         }
     }
 
+    /// Forgets what is known of an object. A restart may bring it back, within its freshness.
+    pub fn forget_record(&self, name: &ObjectName) {
+        let forget = || self.entries.storage().delete(&Key::Record(name.clone()));
+        if std::panic::catch_unwind(AssertUnwindSafe(forget)).is_err() {
+            self.metrics.not_stored("disk fault");
+        }
+    }
+
     /// Waits until all that was queued is written, at most for `patience`.
     pub async fn flush(&self, patience: Duration) {
         if timeout(patience, self.entries.close()).await.is_err() {

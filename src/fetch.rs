@@ -132,6 +132,11 @@ impl Fetcher {
         }
         let mut tower = self.extents.look();
         if let Some(waiter) = tower.join(&key) {
+            // What follows in flight is joined too: its run would be given up when those it was begun for leave.
+            let run_end = key.range().start().saturating_add(self.config.run_max.get());
+            while let Some(piece) = pieces.next_if(|piece| piece.end() <= run_end && tower.has(&target.key(*piece))) {
+                neighbours.extend(tower.join(&target.key(piece)).map(Found::Joined));
+            }
             return Some(Found::Joined(waiter));
         }
         // A flight ends after its extent is in the cache: what was missing before the look may have landed since.
@@ -167,12 +172,14 @@ impl Fetcher {
         };
         let on_disk = |key: &ExtentKey| !target.past_the_cache && self.cache.may_be_on_disk(key);
         let from_disk = on_disk(&first);
+        // Past the cache nothing leaves the in-flight share before it is sent: there, one extent is a run.
+        let run_max = if target.past_the_cache { self.config.extent_max } else { self.config.run_max };
         let mut range = first.range();
         let (landing, waiter) = begin(tower, first);
         let mut landings = VecDeque::from([landing]);
         while let Some(piece) = pieces.next_if(|piece| {
             let key = target.key(*piece);
-            piece.end() - range.start() <= self.config.run_max.get()
+            piece.end() - range.start() <= run_max.get()
                 && (target.past_the_cache || self.is_missing(tower, &key))
                 && on_disk(&key) == from_disk
         }) {

@@ -55,19 +55,20 @@ impl Governor {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
-            self.look();
+            if self.look() == MemoryState::Reclaiming {
+                // Giving pages back takes milliseconds, which are not the workers'.
+                let _ = tokio::task::spawn_blocking(arena::purge_all).await;
+            }
         }
     }
 
-    fn look(&self) {
+    fn look(&self) -> MemoryState {
         let resident = resident_bytes();
         let state = if resident > self.reclaim_above { MemoryState::Reclaiming } else { MemoryState::Normal };
         let before = self.state.swap(state as u8, Ordering::Relaxed);
         if before != state as u8 {
             tracing::info!(?state, resident_bytes = resident, "memory state changed");
         }
-        if state == MemoryState::Reclaiming {
-            arena::purge_all();
-        }
+        state
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
 use crate::cache::{Cache, Record};
@@ -62,7 +63,11 @@ impl Directory {
 
     /// What is known of an object, under a store's freshness and the age that the client accepts.
     pub fn known(&self, name: &ObjectName, freshness: Freshness, max_age: Option<Duration>) -> Known {
-        let Some(Record { metadata, validated_at }) = self.cache.record(name) else { return Known::Nothing };
+        let Some(record) = self.cache.record(name) else { return Known::Nothing };
+        let Record { metadata, validated_at, disproved } = record;
+        if disproved {
+            return Known::Stale(metadata);
+        }
         let age = validated_at.elapsed();
         let lifetime = match freshness {
             Freshness::Immutable => IMMUTABLE_TTL,
@@ -92,13 +97,13 @@ impl Directory {
     }
 
     /// Remembers what a store said.
-    pub fn learned(&self, metadata: &Arc<Metadata>) {
-        self.cache.remember(Arc::clone(metadata));
+    pub fn learned(&self, metadata: &Arc<Metadata>, asked_at: Instant) {
+        self.cache.remember(Arc::clone(metadata), asked_at);
     }
 
     /// Forgets a version that has been seen not to be current.
     pub fn disproved(&self, metadata: &Metadata) {
-        self.cache.forget(&metadata.id);
+        self.cache.disprove(&metadata.id);
     }
 
     /// Asks the store for an object's metadata: once, however many wait for it.
@@ -118,6 +123,7 @@ impl Directory {
     }
 
     async fn ask(&self, store: &Arc<Store>, name: &ObjectName) -> Result<Validated, Error> {
+        let asked_at = Instant::now();
         let known = self.cache.record(name).map(|record| record.metadata);
         let answer = store.head(&name.key, known.as_deref()).await;
         let (metadata, status) = match (answer, known) {
@@ -139,7 +145,7 @@ impl Directory {
             }
             (Err(error), None) => return Err(error),
         };
-        self.learned(&metadata);
+        self.learned(&metadata, asked_at);
         Ok(Validated { metadata, status })
     }
 }

@@ -118,7 +118,8 @@ impl Reader {
     pub async fn open(&self, name: &ObjectName, spec: RangeSpec, wishes: &Wishes) -> Result<Read, Error> {
         let asked = Asked { store: self.store(name.store.as_str())?, name, spec, wishes };
         match self.try_open(&asked).await {
-            Err(error) if error.kind() == Kind::Changed => self.try_open(&asked).await,
+            // A range that the store refuses although it lay inside the object: the object has become smaller.
+            Err(error) if matches!(error.kind(), Kind::Changed | Kind::RangeRefused) => self.try_open(&asked).await,
             opened => opened,
         }
     }

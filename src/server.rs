@@ -13,6 +13,7 @@ use axum::Router;
 use axum_server::Handle;
 use tokio::runtime;
 use tokio::sync::Mutex;
+use tokio::time::timeout;
 use tokio_util::task::TaskTracker;
 
 use crate::buffer::arena::Arena;
@@ -35,8 +36,8 @@ use crate::store::{DEMO, Stores};
 use crate::telemetry::Metrics;
 use connection::Gate;
 
-/// How long the admin API may take to end its requests once the data API has drained.
-const ADMIN_DRAIN: Duration = Duration::from_secs(1);
+/// How long fills that nobody waits for may take to end once the data API has drained.
+const LAST_FILLS: Duration = Duration::from_secs(1);
 
 /// The server, bound and not yet serving.
 #[derive(Debug)]
@@ -148,13 +149,18 @@ impl Server {
         }
         tracing::info!(timeout = ?server.drain_timeout, "draining");
         handle.graceful_shutdown(Some(server.drain_timeout));
+        governor.abort();
+        tracker.close();
+        let drain = async {
+            let _ = serving.await;
+            let _ = timeout(LAST_FILLS, tracker.wait()).await;
+            api.cache.flush(server.drain_timeout).await;
+        };
         tokio::select! {
-            _ = &mut serving => {}
+            () = drain => {}
             () = halt => tracing::warn!("stopped at once: requests were cut"),
         }
-        api.cache.flush(server.drain_timeout).await;
-        governor.abort();
-        admin.graceful_shutdown(Some(ADMIN_DRAIN));
+        admin.shutdown();
         tracing::info!("stopped");
         Ok(())
     }

@@ -96,8 +96,7 @@ impl Arena {
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        // The thread finds its `Weak` dead and ends. The jemalloc arena itself cannot be destroyed while a cache in a
-        // static still holds memory of it, and there is one arena per process.
+        // The thread finds its `Weak` dead and ends. The jemalloc arena stays, empty: there is one per process.
         self.purger.unpark();
     }
 }

@@ -56,13 +56,13 @@ pub struct ServeFlags {
     #[arg(long, env = "HALFOPEN_DISK_CAPACITY", value_name = "SIZE")]
     pub disk_capacity: Option<String>,
     /// A store to serve under /NAME/: <s3://bucket/prefix>, https://, <file:///dir> or memory://. May be repeated.
-    #[arg(long, env = "HALFOPEN_STORE", value_name = "NAME=URL", value_delimiter = ',')]
+    #[arg(long, env = "HALFOPEN_STORE", value_name = "NAME=URL")]
     pub store: Vec<String>,
     /// An option of a store, in `object_store`'s names: `NAME.aws_endpoint=http`://... May be repeated.
-    #[arg(long, env = "HALFOPEN_STORE_OPTION", value_name = "NAME.KEY=VALUE", value_delimiter = ',')]
+    #[arg(long, env = "HALFOPEN_STORE_OPTION", value_name = "NAME.KEY=VALUE")]
     pub store_option: Vec<String>,
     /// How long a store's metadata is believed: immutable, a duration, or always; repeatable [default: 60s].
-    #[arg(long, env = "HALFOPEN_FRESHNESS", value_name = "NAME=POLICY", value_delimiter = ',')]
+    #[arg(long, env = "HALFOPEN_FRESHNESS", value_name = "NAME=POLICY")]
     pub freshness: Vec<String>,
 }
 
@@ -135,6 +135,12 @@ fn read(flags: &ServeFlags, matches: Option<&ArgMatches>) -> (Settings, Vec<Faul
     (settings, faults)
 }
 
+/// A flag is repeated; an environment variable holds several values between commas.
+fn each(values: &[String], source: Source) -> impl Iterator<Item = &str> {
+    let separator = (source == Source::Env).then_some(',');
+    values.iter().flat_map(move |value| value.split(move |c| Some(c) == separator))
+}
+
 fn store_flags(
     flags: &ServeFlags,
     settings: &mut Settings,
@@ -145,14 +151,14 @@ fn store_flags(
         ("store", "--store", keys::STORE_URL, &flags.store),
         ("freshness", "--freshness", keys::STORE_FRESHNESS, &flags.freshness),
     ] {
-        for text in values {
+        for text in each(values, source(id)) {
             match text.split_once('=') {
                 Some((name, value)) => settings.set_store(name, key.name, Value::String(value.to_owned()), source(id)),
                 None => faults.push(Fault::new(flag, format!("`{text}` is not NAME=VALUE"))),
             }
         }
     }
-    for text in &flags.store_option {
+    for text in each(&flags.store_option, source("store_option")) {
         let parts = text.split_once('=').and_then(|(path, value)| Some((path.split_once('.')?, value)));
         let Some(((name, key), value)) = parts else {
             // It is not repeated: it may be a secret.

@@ -53,7 +53,7 @@ keys! {
     EXTENT_MAX = "fetch.extent_max", "",
         "Longest extent: the unit of caching and of the first byte. Derived: 1 MiB, less when the cache is small.";
     RUN_MAX = "fetch.run_max", "",
-        "Longest single GET to a store, rounded down to whole extents. Derived: 8 extents.";
+        "Longest single GET to a store, rounded down to whole extents, at most 256. Derived: 8 extents.";
     CONCURRENCY = "fetch.concurrency", "",
         "Requests under way to all stores at once. Derived: a twelfth of the memory limit at 448 KiB each, 16 to 256.";
     QUEUE_TIMEOUT = "fetch.queue_timeout", "10s",
@@ -61,7 +61,7 @@ keys! {
     CONNECT_TIMEOUT = "fetch.connect_timeout", "5s",
         "How long a connection to a store may take to open.";
     STALL_TIMEOUT = "fetch.stall_timeout", "20s",
-        "A store that sends nothing for so long is given up; a slow one that sends is not.";
+        "A store that sends nothing for so long is given up, and tried again `retries` times; a slow one that sends is not.";
     RETRIES = "fetch.retries", "2",
         "Further tries of a fill after a transient failure, each from where the last one broke.";
     LOG_LEVEL = "log.level", "info",

@@ -4,6 +4,7 @@ use std::num::NonZeroU64;
 use std::sync::Arc;
 
 use backon::Retryable;
+use tokio::time::Instant;
 
 use super::run::Run;
 use super::{Arrived, Fetcher, Target, weight_of};
@@ -45,6 +46,13 @@ pub enum Opened {
 struct FirstGet {
     span: Span,
     weight: u64,
+}
+
+/// Its answer, the grant for what it brings, and when it was asked for.
+struct FirstAnswer {
+    answer: Answer,
+    grant: Grant,
+    asked_at: Instant,
 }
 
 type OpeningLanding = Landing<(ObjectName, RangeSpec), Arc<Opening>>;
@@ -89,24 +97,20 @@ impl Fetcher {
     ) {
         let (name, _) = landing.key();
         match self.first_answer(&store, name, first).await {
-            Ok((answer, grant)) => {
-                let run = self.begin(store, landing, interest, &answer, grant);
+            Ok(first) => {
+                let (run, answer) = self.begin(store, landing, interest, first);
                 self.fill_from(run, answer).await;
             }
             Err(error) => landing.land(Err(error)),
         }
     }
 
-    async fn first_answer(
-        &self,
-        store: &Arc<Store>,
-        name: &ObjectName,
-        first: FirstGet,
-    ) -> Result<(Answer, Grant), Error> {
+    async fn first_answer(&self, store: &Arc<Store>, name: &ObjectName, first: FirstGet) -> Result<FirstAnswer, Error> {
         let grant = self.ledger.grant(first.weight).await?;
+        let asked_at = Instant::now();
         let get = || store.get(&name.key, first.span, None);
         let answer = get.retry(self.pauses()).when(|error: &Error| error.kind().is_transient()).await?;
-        Ok((answer, grant))
+        Ok(FirstAnswer { answer, grant, asked_at })
     }
 
     fn first_get(&self, spec: RangeSpec) -> Option<FirstGet> {
@@ -132,11 +136,13 @@ impl Fetcher {
         store: Arc<Store>,
         landing: OpeningLanding,
         interest: Arc<Interest>,
-        answer: &Answer,
-        mut grant: Grant,
-    ) -> Run {
+        first: FirstAnswer,
+    ) -> (Run, Answer) {
+        let FirstAnswer { answer, mut grant, asked_at } = first;
         let metadata = Arc::new(self.directory.dated(answer.metadata.clone()));
         let range = self.granted(answer.range.head(self.config.run_max), &mut grant);
+        // A flight of the same extent that is under way for another range goes on beside this one: whoever joins from here
+        // on joins this one. The bytes of both are the same version's.
         let mut tower = self.extents.look();
         let (landings, extents) = range
             .cut(self.config.extent_max)
@@ -144,11 +150,11 @@ impl Fetcher {
             .unzip();
         drop(tower);
         // In this order: whoever sees the metadata sees the flights.
-        self.directory.learned(&metadata);
+        self.directory.learned(&metadata, asked_at);
         let target = Target { store, metadata: Arc::clone(&metadata), past_the_cache: false };
         let run = Run::new(&target, range, landings, interest);
         landing.land(Ok(Arc::new(Opening { metadata, range, extents })));
-        run.with_grant(grant)
+        (run.with_grant(grant), answer)
     }
 
     /// As much of the range as there is room for, from its start; at least one extent.

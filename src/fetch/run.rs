@@ -172,7 +172,7 @@ impl Fetcher {
     fn finish(&self, run: Run, filled: Result<(), Error>) {
         let Err(error) = filled else { return };
         match error.kind() {
-            Kind::Changed | Kind::NotFound => self.directory.disproved(&run.target.metadata),
+            Kind::Changed | Kind::NotFound | Kind::RangeRefused => self.directory.disproved(&run.target.metadata),
             Kind::Abandoned => {}
             kind => {
                 let (object, range) = (run.target.metadata.id.name(), run.range);

@@ -195,8 +195,9 @@ impl AdminApi {
     fn memory(&self) -> MemoryDocument {
         let (allocator, held, cache) = (AllocatorMemory::read(), self.ledger.held(), self.cache.usage());
         // The cache's usage counts its payload and what it costs to keep it; other payload is counted by the ledger.
-        let payload = cache.usage_bytes + held.filling + held.pinned + held.disk_queue;
-        let accounted_bytes = self.baseline_bytes + payload + cache.metadata_bytes;
+        let terms =
+            [self.baseline_bytes, cache.usage_bytes, cache.metadata_bytes, held.filling, held.pinned, held.disk_queue];
+        let accounted_bytes = terms.into_iter().fold(0, u64::saturating_add);
         MemoryDocument {
             limit_bytes: self.config.memory.limit,
             limit_source: self.config.memory.limit_source,

@@ -105,6 +105,9 @@ async fn get(api: &Arc<DataApi>, path: &str, request: &HeaderMap) -> Response {
     }
 }
 
+/// How often the conditions are judged anew when the object changes between the judgement and the read.
+const JUDGEMENTS_MAX: usize = 3;
+
 /// A GET that was opened, or answered by its conditions.
 enum Opened {
     Read(Box<Read>),
@@ -122,7 +125,7 @@ async fn open(api: &DataApi, name: &ObjectName, request: &HeaderMap) -> Result<O
         return Ok(Opened::Read(Box::new(api.reader.open(name, spec, &wishes).await?)));
     }
     let (mut metadata, _) = api.reader.head(name, &wishes).await?;
-    loop {
+    for _ in 0..JUDGEMENTS_MAX {
         let verdict = conditions.judge(&metadata);
         if let Some(response) = refuse_by(verdict, &metadata) {
             let not_modified = verdict == Verdict::NotModified;
@@ -135,6 +138,7 @@ async fn open(api: &DataApi, name: &ObjectName, request: &HeaderMap) -> Result<O
         }
         metadata = read.metadata;
     }
+    Err(Error::new(Kind::Changed, "every look finds another version"))
 }
 
 fn refuse_by(verdict: Verdict, metadata: &Metadata) -> Option<Response> {

@@ -32,6 +32,9 @@ const EXTENT_BYTES_MAX: u64 = MIB;
 /// The smallest derived extent: below it the price per request outweighs the memory saved.
 const EXTENT_BYTES_MIN: u64 = 64 * KIB;
 
+/// Extents of the longest run: each is a flight, and they begin under one lock.
+const RUN_EXTENTS_MAX: u64 = 256;
+
 /// Extents of the largest size that the cache must have room for: eight a shard, because foyer admits a value that is
 /// heavier than its shard all the same.
 const EXTENTS_MIN: u64 = 8 * CACHE_SHARDS;
@@ -178,7 +181,7 @@ impl Plan {
         let derived_extent = EXTENT_BYTES_MAX.min(previous_power_of_two(limit / 4 / EXTENTS_MIN));
         let extent_max = self.extent_max.unwrap_or(nonzero(derived_extent.max(EXTENT_BYTES_MIN)));
         let run_max = self.run_max.map_or(8 * extent_max.get(), |run| run.get().max(extent_max.get()));
-        let run_max = nonzero(run_max - run_max % extent_max.get());
+        let run_max = nonzero((run_max - run_max % extent_max.get()).min(RUN_EXTENTS_MAX * extent_max.get()));
         // A run's buffers with what the allocator rounds them up by, or an extent read from disk and decoded.
         let in_flight_min = (run_max.get() / 4 * 5).max(3 * extent_max.get());
         let in_flight_bytes = self.in_flight.unwrap_or((limit / 8).min(1 << 30).max(2 * in_flight_min));
@@ -328,7 +331,8 @@ mod tests {
         assert!(error.contains("too long"), "{error}");
         let error = Plan { in_flight: Some(MIB), ..plan(1 << 30) }.divide().unwrap_err().to_string();
         assert!(error.contains("memory.in_flight") && error.contains("fetch.run_max"), "{error}");
-        assert!(Plan { run_max: NonZeroU64::new(1 << 30), ..plan(1 << 30) }.divide().is_err());
+        let budget = Plan { run_max: NonZeroU64::new(1 << 30), ..plan(8 << 30) }.divide().unwrap();
+        assert_eq!(budget.run_max.get(), 256 * MIB, "a run has at most 256 extents");
         assert!(plan(0).divide().is_err());
         assert!(Plan { upstream_concurrency: Some(u64::MAX), ..plan(1 << 30) }.divide().is_err());
     }

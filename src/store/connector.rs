@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use http::header::{RANGE, RETRY_AFTER};
-use http::{HeaderMap, StatusCode};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use http_body_util::{BodyExt, Limited};
 use object_store::ClientOptions;
 use object_store::client::{
@@ -56,6 +56,8 @@ impl HttpConnector for Connector {
             // A redirect would carry session tokens to wherever it points: reqwest strips Authorization alone.
             .redirect(reqwest::redirect::Policy::none())
             .connect_timeout(self.connect_timeout)
+            // One connection for each request: what `memory/sum.rs` counts, and what can be closed alone.
+            .http1_only()
             .pool_max_idle_per_host(IDLE_CONNECTIONS_MAX)
             .tcp_nodelay(true)
             .https_only(!is(ClientConfigKey::AllowHttp))
@@ -94,15 +96,34 @@ impl HttpService for Careful {
         match status {
             // An answer of 200 to a range is the whole object: its body is not read, its connection is closed.
             StatusCode::OK if ranged => Err(refusal(status, String::new(), response.headers())),
-            status if status.is_success() || is_understood(status) => Ok(response),
+            status if status.is_success() => Ok(without_unreadable_fields(response)),
             status => {
                 let (parts, body) = response.into_parts();
                 let body = Limited::new(body, REFUSAL_BYTES_MAX).collect().await;
                 let body = body.map(|body| String::from_utf8_lossy(&body.to_bytes()).into_owned());
-                Err(refusal(status, body.unwrap_or_default(), &parts.headers))
+                let body = body.unwrap_or_default();
+                if is_understood(status) {
+                    return Ok(HttpResponse::from_parts(parts, body.into()));
+                }
+                Err(refusal(status, body, &parts.headers))
             }
         }
     }
+}
+
+/// Leaves out what `object_store` would refuse a whole answer for: fields in other alphabets, and the user's metadata,
+/// which is not used.
+fn without_unreadable_fields(mut response: HttpResponse) -> HttpResponse {
+    let headers = response.headers_mut();
+    let unreadable = |(name, value): (&HeaderName, &HeaderValue)| {
+        let unused = name.as_str().starts_with("x-amz-meta-") || name.as_str().starts_with("x-goog-meta-");
+        (unused || value.to_str().is_err()).then(|| name.clone())
+    };
+    let names: Vec<HeaderName> = headers.iter().filter_map(unreadable).collect();
+    for name in names {
+        headers.remove(name);
+    }
+    response
 }
 
 /// Statuses that `object_store` has a name for.

@@ -99,7 +99,8 @@ fn http(config: &StoreConfig, connector: Connector) -> Mounted {
         options = options.with_config(key, value);
     }
     let store = HttpBuilder::new()
-        .with_url(config.url.as_str())
+        // With a slash at its end, every key would begin with one.
+        .with_url(config.url.as_str().trim_end_matches('/'))
         .with_client_options(options)
         .with_http_connector(connector)
         .with_retry(no_retries())

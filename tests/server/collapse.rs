@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::future::join_all;
 
-use crate::common::upstream::{Upstream, computed};
+use crate::common::upstream::{Fault, Upstream, computed};
 use crate::common::{Halfopen, field, until};
 
 const MIB: u64 = 1 << 20;
@@ -62,6 +63,40 @@ async fn the_leaders_leaving_hurts_nobody() {
         assert!(follower.await.unwrap() == computed(0..MIB));
     }
     assert_eq!(upstream.take_asked().len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_has_joined_a_run_gets_all_of_it_although_its_leader_leaves() {
+    let upstream = Upstream::start().await;
+    upstream.put_computed("k", 4 * MIB);
+    let server = Halfopen::before(&upstream).await;
+    server.get("k", Some("bytes=0-0")).await.bytes().await.unwrap();
+    upstream.take_asked();
+    upstream.fault("k", Fault::Drips(Duration::from_millis(20)), usize::MAX);
+    let leader = server.get("k", None).await;
+    let follower = server.get("k", None).await;
+    assert_eq!(field(&leader, "cache-status"), "halfopen; fwd=miss; stored");
+    drop(leader);
+    // It is slow to read while the leader's run goes on.
+    tokio::time::sleep(Duration::from_millis(700)).await;
+    assert!(follower.bytes().await.unwrap() == computed(0..4 * MIB));
+    assert_eq!(upstream.take_asked().len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_that_drips_does_not_keep_what_nobody_waits_for() {
+    let upstream = Upstream::start().await;
+    upstream.put_computed("k", MIB);
+    let server = Halfopen::before(&upstream).await;
+    // Two minutes for one extent.
+    upstream.fault("k", Fault::Drips(Duration::from_secs(8)), usize::MAX);
+    upstream.hold();
+    let read = tokio::spawn(server.client.get(format!("{}/s/k", server.data)).send());
+    until(|| async { upstream.asked_count() == 1 }).await;
+    upstream.release();
+    until(|| async { server.memory().await["buffers"]["filling_bytes"] != 0 }).await;
+    read.abort();
+    until(|| async { server.memory().await["buffers"]["filling_bytes"] == 0 }).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -32,6 +32,10 @@ async fn what_is_read_back_is_exact_and_weighs_what_the_allocator_gives() {
                 let response = server.get(&key, Some(&format!("bytes={start}-{}", end - 1))).await;
                 assert!(field(&response, "cache-status").contains(detail), "{}", field(&response, "cache-status"));
                 assert!(response.bytes().await.unwrap() == computed(start..end));
+                // The queue before the disk is bounded: what comes too fast for it is not written.
+                if index * length % (4 * MIB) < length {
+                    settled(server).await;
+                }
             }
         };
         let mut server = Halfopen::start(&configuration).await;

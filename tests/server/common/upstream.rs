@@ -46,6 +46,8 @@ pub enum Fault {
     Truncated(u64),
     /// Nothing more comes after so many bytes.
     Hangs(u64),
+    /// A pause before every 64 KiB.
+    Drips(Duration),
     /// This status.
     Status(u16),
     /// Every GET has another ETag.
@@ -315,5 +317,10 @@ fn body(shared: &Shared, object: &Object, bytes: Range<u64>, fault: &Fault) -> B
             }
         }
     });
-    Body::from_stream(stream::iter(chunks).map(|chunk| Ok::<_, std::io::Error>(chunk.unwrap())).chain(rest))
+    let pause = if let Fault::Drips(pause) = fault { *pause } else { Duration::ZERO };
+    let chunks = stream::iter(chunks).then(move |chunk| async move {
+        tokio::time::sleep(pause).await;
+        chunk
+    });
+    Body::from_stream(chunks.map(|chunk| Ok::<_, std::io::Error>(chunk.unwrap())).chain(rest))
 }
