@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
-use http::header::{RANGE, RETRY_AFTER};
+use http::header::{ACCEPT_ENCODING, RANGE, RETRY_AFTER};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use http_body_util::{BodyExt, Limited};
 use object_store::ClientOptions;
@@ -47,6 +47,9 @@ impl Refusal {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Connector {
     pub(super) connect_timeout: Duration,
+    /// Ask for bytes as they are stored: Google's store would inflate what is stored with gzip, and offsets would mean
+    /// nothing. Nothing here inflates it either.
+    pub(super) as_stored: bool,
 }
 
 impl HttpConnector for Connector {
@@ -63,6 +66,10 @@ impl HttpConnector for Connector {
             .https_only(!is(ClientConfigKey::AllowHttp))
             .tls_danger_accept_invalid_certs(is(ClientConfigKey::AllowInvalidCertificates))
             .user_agent(concat!("halfopen/", env!("CARGO_PKG_VERSION")));
+        if self.as_stored {
+            builder =
+                builder.default_headers(HeaderMap::from_iter([(ACCEPT_ENCODING, HeaderValue::from_static("gzip"))]));
+        }
         if let Some(agent) = options.get_config_value(&ClientConfigKey::UserAgent) {
             builder = builder.user_agent(agent);
         }

@@ -26,7 +26,7 @@ pub const DEMO: (&str, &str) = ("demo", "demo://");
 type Mounted = Result<Arc<dyn ObjectStore>, Fault>;
 
 pub(super) fn mount(config: &StoreConfig, connect_timeout: Duration) -> Mounted {
-    let connector = Connector { connect_timeout };
+    let connector = Connector { connect_timeout, as_stored: config.url.scheme() == "gs" };
     match config.url.scheme() {
         "s3" | "s3a" => s3(config, connector),
         "gs" => gs(config, connector),

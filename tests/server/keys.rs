@@ -125,10 +125,30 @@ async fn a_store_with_a_prefix_serves_what_lies_below_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_google_store() {
+    let upstream = Upstream::start().await;
+    upstream.put("dir/a b", "in the other cloud");
+    let account = serde_json::json!({
+        "gcs_base_url": upstream.url(), "disable_oauth": true, "client_email": "", "private_key": "", "private_key_id": "",
+    });
+    let options = format!("google_service_account_key = '{account}', allow_http = true");
+    let server = Halfopen::start(&format!("[stores.s]\nurl = \"gs://bucket/dir\"\noptions = {{ {options} }}")).await;
+    for _ in 0..2 {
+        assert_eq!(server.get("a%20b", Some("bytes=-5")).await.text().await.unwrap(), "cloud");
+        assert_eq!(server.get("a%20b", None).await.text().await.unwrap(), "in the other cloud");
+        assert_eq!(server.get("a%20b", Some("bytes=99-")).await.status(), 416);
+    }
+    assert_eq!(server.get("missing", None).await.status(), 404);
+    let asked = upstream.take_asked();
+    assert!(asked.iter().all(|asked| asked.accept_encoding.as_deref() == Some("gzip")), "{asked:?}");
+    assert_eq!(asked.iter().filter(|asked| asked.key == "dir/a b").count(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_http_store() {
     let upstream = Upstream::start().await;
     upstream.put("dir/a b", "over http");
-    let server = Halfopen::start(&format!("[stores.s]\nurl = \"{}/bucket/dir\"", upstream.url())).await;
+    let server = Halfopen::start(&format!("[stores.s]\nurl = \"{}/bucket/dir/\"", upstream.url())).await;
     assert_eq!(server.get("a%20b", Some("bytes=5-8")).await.text().await.unwrap(), "http");
     assert_eq!(server.get("missing", None).await.status(), 404);
 }

@@ -27,6 +27,7 @@ pub struct Asked {
     pub key: String,
     pub range: Option<String>,
     pub if_match: Option<String>,
+    pub accept_encoding: Option<String>,
 }
 
 /// What goes wrong with the answers for a key.
@@ -196,7 +197,13 @@ async fn answer(State(mut shared): State<Shared>, request: Request) -> Response 
     let key = percent_decode_str(path).decode_utf8().unwrap().into_owned();
     let header = |name| request.headers.get(name).map(|value| value.to_str().unwrap().to_owned());
     let method = request.method.as_str().to_owned();
-    let asked = Asked { method, key: key.clone(), range: header("range"), if_match: header("if-match") };
+    let asked = Asked {
+        method,
+        key: key.clone(),
+        range: header("range"),
+        if_match: header("if-match"),
+        accept_encoding: header("accept-encoding"),
+    };
     let if_none_match = header("if-none-match");
     shared.inner.lock().unwrap().asked.push(asked.clone());
     let _ = shared.gate.wait_for(|open| *open).await;
