@@ -2,7 +2,7 @@
 
 default: ci
 
-ci: fmt clippy test deny
+ci: fmt clippy test emulators deny
 
 fmt:
     cargo fmt --all --check
@@ -12,6 +12,10 @@ clippy:
 
 test:
     cargo test --locked
+
+# Reads from emulators of S3 and Azure (installs them from PyPI and npm).
+emulators:
+    tests/emulators/run
 
 # Licences, sources and bans; advisories need the database, which only a machine with a network has.
 deny:
