@@ -9,7 +9,8 @@ COPY src src
 COPY benches/bare.rs benches/bare.rs
 ARG HALFOPEN_REVISION=unknown
 ENV HALFOPEN_REVISION=${HALFOPEN_REVISION}
-RUN cargo build --release --locked --bin halfopen
+RUN cargo build --release --locked --bin halfopen \
+    && objcopy --compress-debug-sections=zlib target/release/halfopen
 
 FROM ${BASE_IMAGE}
 # Certificates for TLS to stores: the build stage's, so that nothing has to be installed here.

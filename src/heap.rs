@@ -6,7 +6,8 @@
 
 use std::fs::File;
 use std::io::{self, BufRead, Cursor, Read};
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -66,8 +67,7 @@ impl Format {
 pub async fn profile(format: Format) -> Result<Vec<u8>, HeapError> {
     let dump = dump().await?;
     let failed = |error: io::Error| HeapError::Symbolize(error.to_string());
-    // The link of the running binary: it stays right when the file is replaced by an upgrade.
-    let child = Command::new("/proc/self/exe")
+    let child = Command::new(own_binary())
         .args([COMMAND, format.argument()])
         .stdin(Stdio::from(dump))
         .stdout(Stdio::piped())
@@ -81,6 +81,17 @@ pub async fn profile(format: Format) -> Result<Vec<u8>, HeapError> {
         Ok(Err(error)) => Err(failed(error)),
         Err(_) => Err(HeapError::Symbolize("it took too long".to_owned())),
     }
+}
+
+/// The binary that runs. By its own name where that still names it: pprof takes the name for a file of its own machine.
+/// After an upgrade has replaced the file, by the link that stays right.
+fn own_binary() -> PathBuf {
+    let link = PathBuf::from("/proc/self/exe");
+    let named = std::env::current_exe().ok().filter(|named| {
+        let inode = |path: &Path| std::fs::metadata(path).map(|metadata| (metadata.dev(), metadata.ino())).ok();
+        inode(named).is_some() && inode(named) == inode(&link)
+    });
+    named.unwrap_or(link)
 }
 
 async fn dump() -> Result<File, HeapError> {
