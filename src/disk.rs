@@ -57,6 +57,8 @@ pub struct Disk {
     census: Census,
     queued: Arc<AtomicU64>,
     queue_max: u64,
+    /// The largest entry that foyer writes; a larger one it would drop without a word.
+    entry_max: u64,
     ledger: Arc<Ledger>,
     arena: Arc<Arena>,
     metrics: Arc<Metrics>,
@@ -127,6 +129,7 @@ impl Disk {
             census: Census::new(config.capacity, config.entries_max, recovered),
             queued: Arc::default(),
             queue_max: config.buffer_bytes,
+            entry_max: config.buffer_bytes.min(block_bytes - BLOB_INDEX_BYTES),
             ledger,
             arena,
             metrics,
@@ -223,6 +226,10 @@ impl Disk {
 
     /// A place in the queue, unless it or the index is full.
     fn ticket(&self, bytes: u64) -> Option<Ticket> {
+        if aligned(bytes) > self.entry_max {
+            self.metrics.not_stored("too large");
+            return None;
+        }
         let Some(ticket) = Ticket::take(&self.queued, bytes, self.queue_max) else {
             self.metrics.not_stored("queue full");
             return None;

@@ -115,10 +115,10 @@ async fn a_stall_releases_all_who_wait() {
 async fn a_slow_transfer_that_lives_is_not_killed() {
     let upstream = Upstream::start().await;
     upstream.put_computed("k", 512 << 10);
-    let configuration = format!("[fetch]\nstall_timeout = \"1s\"\n{}", store(&upstream));
+    let configuration = format!("[fetch]\nstall_timeout = \"2s\"\n{}", store(&upstream));
     let server = Halfopen::start(&configuration).await;
-    // Three times the stall timeout in all, with some bytes always within it.
-    upstream.fault("k", Fault::Drips(Duration::from_millis(400)), ALWAYS);
+    // Twice the stall timeout in all, with some bytes always within it.
+    upstream.fault("k", Fault::Drips(Duration::from_millis(500)), ALWAYS);
     assert!(server.get("k", None).await.bytes().await.unwrap() == computed(0..512 << 10));
     assert_eq!(upstream.take_asked().len(), 1);
 }
