@@ -22,7 +22,8 @@ static ALLOCATOR: Jemalloc = Jemalloc;
 /// Options of the allocator; `_RJEM_MALLOC_CONF` in the environment overrides them.
 ///
 /// * `prof`, `prof_active`, `lg_prof_sample:19`: one allocation in 512 KiB is sampled for /debug/heap. It costs about
-///   5 % of the requests per second of hot 64 KiB reads (see ARCHITECTURE.md). `prof:false` switches it off altogether, `memory.heap_profile = false` at start.
+///   5 % of the requests per second of hot 64 KiB reads (see ARCHITECTURE.md). `prof:false` switches it off altogether,
+///   `memory.heap_profile = false` at start.
 /// * `cache_oblivious:false`: else every allocation of 16 KiB and more costs an uncounted page (6 % at 64 KiB).
 /// * `dirty_decay_ms`, `muzzy_decay_ms`, `background_thread`: free pages outside of the payload arena go back within a
 ///   second, by a thread of the allocator's. The payload arena has its own rule (`buffer/arena.rs`).
