@@ -106,7 +106,8 @@ impl Cache {
                 ENTRY_BYTES + size_of::<ObjectName>() + name.key.as_str().len() + record.metadata.heap_bytes()
             })
             .build();
-        // A value heavier than its shard is admitted by foyer all the same.
+        // A value heavier than its shard is admitted by foyer all the same. The configuration keeps extents to an eighth of
+        // a shard; this is the last line, should anything else come here.
         Self { extents, records, disk, purges, metrics, extent_heap_max: capacity / shards / 2 }
     }
 

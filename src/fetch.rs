@@ -110,11 +110,6 @@ impl Fetcher {
         self.config.extent_max
     }
 
-    /// Flights under way.
-    pub fn flights(&self) -> usize {
-        self.extents.count() + self.openings.count()
-    }
-
     /// Finds the next extent of a read. When it is missing its missing neighbours are fetched with it, as one run; they
     /// are put into `neighbours` and taken from `pieces`.
     pub fn find(

@@ -18,7 +18,7 @@ use super::headers;
 use crate::error::{Error, Kind};
 use crate::object::{KEY_BYTES_MAX, Metadata, ObjectKey, ObjectName, StoreName};
 use crate::range::Resolved;
-use crate::reader::{Outcome, Piece, Read, ReadBody, Reader};
+use crate::reader::{Outcome, Piece, Read, ReadBody, Reader, Wishes};
 use crate::telemetry::{Metrics, ReadOutcome};
 
 /// What the data API is made of.
@@ -132,6 +132,8 @@ async fn open(api: &DataApi, name: &ObjectName, request: &HeaderMap) -> Result<O
             let outcome = if not_modified { ReadOutcome::NotModified } else { ReadOutcome::ClientError };
             return Ok(Opened::Refused(Box::new(response), outcome));
         }
+        // The look above has asked the store if the client wished it; the read need not ask again.
+        let wishes = Wishes { max_age: None, ..wishes };
         let read = api.reader.open(name, conditions.range_for(spec, &metadata), &wishes).await?;
         if read.metadata.id == metadata.id {
             return Ok(Opened::Read(Box::new(read)));
