@@ -139,7 +139,7 @@ mod tests {
     }
 
     fn setup() -> Setup {
-        Setup { arena: Arena::new(1 << 20).unwrap(), ledger: Ledger::new(1 << 20, Duration::from_secs(1)) }
+        Setup { arena: Arena::new(1 << 20).unwrap(), ledger: Ledger::new(1 << 20, 1 << 20, Duration::from_secs(1)) }
     }
 
     #[tokio::test]

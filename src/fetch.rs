@@ -4,7 +4,6 @@ mod opening;
 mod run;
 
 use std::collections::VecDeque;
-use std::iter::Peekable;
 use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::Duration;
@@ -53,9 +52,16 @@ pub struct Target {
     pub metadata: Arc<Metadata>,
     /// Nothing is taken from the cache and nothing is kept in it.
     pub past_the_cache: bool,
+    /// Longest run, in bytes. Past the cache it is one extent: nothing leaves the in-flight share before it is sent.
+    pub run_max: NonZeroU64,
 }
 
 impl Target {
+    /// After what was fetched ahead was lost before it was read: less is fetched ahead from now on.
+    pub fn shorten_runs(&mut self, extent_max: NonZeroU64) {
+        self.run_max = NonZeroU64::new(self.run_max.get() / 2).map_or(extent_max, |half| half.max(extent_max));
+    }
+
     fn key(&self, piece: ByteRange) -> ExtentKey {
         ExtentKey::new(Arc::clone(&self.metadata.id), piece)
     }
@@ -75,10 +81,10 @@ pub struct Arrived {
 pub enum Found {
     /// In memory.
     Hit(Extent),
-    /// It is being fetched for another read.
-    Joined(Waiter<Arrived>),
-    /// It is being fetched for this read.
-    Led(Waiter<Arrived>),
+    /// It is being fetched for another read; what follows it in flight ends here at the furthest.
+    Joined(Waiter<Arrived>, u64),
+    /// It is being fetched for this read, with what follows it up to here.
+    Led(Waiter<Arrived>, u64),
 }
 
 impl Fetcher {
@@ -110,35 +116,30 @@ impl Fetcher {
         self.config.extent_max
     }
 
-    /// Finds the next extent of a read. When it is missing its missing neighbours are fetched with it, as one run; they
-    /// are put into `neighbours` and taken from `pieces`.
-    pub fn find(
-        self: &Arc<Self>,
-        target: &Target,
-        pieces: &mut Peekable<Cut>,
-        neighbours: &mut VecDeque<Found>,
-    ) -> Option<Found> {
-        let key = target.key(pieces.next()?);
+    /// What to read of a version.
+    pub fn target(&self, store: &Arc<Store>, metadata: &Arc<Metadata>, past_the_cache: bool) -> Target {
+        let run_max = if past_the_cache { self.config.extent_max } else { self.config.run_max };
+        Target { store: Arc::clone(store), metadata: Arc::clone(metadata), past_the_cache, run_max }
+    }
+
+    /// Finds an extent. When it is missing, those missing after it, the `rest` of the read, are fetched with it as one run.
+    pub fn find(self: &Arc<Self>, target: &Target, piece: ByteRange, rest: Cut) -> Found {
+        let key = target.key(piece);
         if target.past_the_cache {
-            return Some(self.lead(&mut self.extents.look(), target, key, pieces, neighbours));
+            return self.lead(&mut self.extents.look(), target, key, rest);
         }
         if let Some(extent) = self.cache.get(&key) {
-            return Some(Found::Hit(extent));
+            return Found::Hit(extent);
         }
         let mut tower = self.extents.look();
         if let Some(waiter) = tower.join(&key) {
-            // What follows in flight is joined too: its run would be given up when those it was begun for leave.
-            let run_end = key.range().start().saturating_add(self.config.run_max.get());
-            while let Some(piece) = pieces.next_if(|piece| piece.end() <= run_end && tower.has(&target.key(*piece))) {
-                neighbours.extend(tower.join(&target.key(piece)).map(Found::Joined));
-            }
-            return Some(Found::Joined(waiter));
+            return Found::Joined(waiter, piece.start().saturating_add(self.config.run_max.get()));
         }
         // A flight ends after its extent is in the cache: what was missing before the look may have landed since.
         if let Some(extent) = self.cache.get(&key) {
-            return Some(Found::Hit(extent));
+            return Found::Hit(extent);
         }
-        Some(self.lead(&mut tower, target, key, pieces, neighbours))
+        self.lead(&mut tower, target, key, rest)
     }
 
     /// Whether all extents of a range are in the cache.
@@ -158,8 +159,7 @@ impl Fetcher {
         tower: &mut Tower<'_, ExtentKey, Arrived>,
         target: &Target,
         first: ExtentKey,
-        pieces: &mut Peekable<Cut>,
-        neighbours: &mut VecDeque<Found>,
+        rest: Cut,
     ) -> Found {
         let interest = Arc::new(Interest::default());
         let begin = |tower: &mut Tower<'_, ExtentKey, Arrived>, key| {
@@ -167,20 +167,18 @@ impl Fetcher {
         };
         let on_disk = |key: &ExtentKey| !target.past_the_cache && self.cache.may_be_on_disk(key);
         let from_disk = on_disk(&first);
-        // Past the cache nothing leaves the in-flight share before it is sent: there, one extent is a run.
-        let run_max = if target.past_the_cache { self.config.extent_max } else { self.config.run_max };
         let mut range = first.range();
         let (landing, waiter) = begin(tower, first);
         let mut landings = VecDeque::from([landing]);
-        while let Some(piece) = pieces.next_if(|piece| {
-            let key = target.key(*piece);
-            piece.end() - range.start() <= run_max.get()
-                && (target.past_the_cache || self.is_missing(tower, &key))
-                && on_disk(&key) == from_disk
-        }) {
-            let (landing, waiter) = begin(tower, target.key(piece));
-            landings.push_back(landing);
-            neighbours.push_back(Found::Led(waiter));
+        let belongs = |tower: &Tower<'_, ExtentKey, Arrived>, key: &ExtentKey| {
+            (target.past_the_cache || self.is_missing(tower, key)) && on_disk(key) == from_disk
+        };
+        for piece in rest {
+            let key = target.key(piece);
+            if piece.end() - range.start() > target.run_max.get() || !belongs(tower, &key) {
+                break;
+            }
+            landings.push_back(begin(tower, key).0);
             range = range.until(piece.end());
         }
         if from_disk {
@@ -194,7 +192,7 @@ impl Fetcher {
             let run = Run::new(target, range, landings, interest);
             self.tracker.spawn(async move { fetcher.fill(run).await });
         }
-        Found::Led(waiter)
+        Found::Led(waiter, range.end())
     }
 
     fn is_missing(&self, tower: &Tower<'_, ExtentKey, Arrived>, key: &ExtentKey) -> bool {

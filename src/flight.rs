@@ -116,29 +116,44 @@ impl Interest {
     }
 }
 
-/// Waits for a flight, and keeps it going.
+/// Says that somebody wants the work, whether he waits for it now or not; the work goes on while this lives.
 #[derive(Debug)]
+pub struct Wanted(Arc<Interest>);
+
+impl Wanted {
+    fn new(interest: &Arc<Interest>) -> Self {
+        interest.waiters.fetch_add(1, Ordering::AcqRel);
+        Self(Arc::clone(interest))
+    }
+}
+
+impl Clone for Wanted {
+    fn clone(&self) -> Self {
+        Self::new(&self.0)
+    }
+}
+
+impl Drop for Wanted {
+    fn drop(&mut self) {
+        self.0.waiters.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// Waits for a flight, and keeps it going. It holds what has landed: whoever does not wait now keeps a [`Wanted`] instead.
+#[derive(Clone, Debug)]
 pub struct Waiter<V> {
     cell: Arc<Cell<V>>,
-    interest: Arc<Interest>,
+    wanted: Wanted,
 }
 
 impl<V> Waiter<V> {
     fn new(cell: &Arc<Cell<V>>, interest: &Arc<Interest>) -> Self {
-        interest.waiters.fetch_add(1, Ordering::AcqRel);
-        Self { cell: Arc::clone(cell), interest: Arc::clone(interest) }
+        Self { cell: Arc::clone(cell), wanted: Wanted::new(interest) }
     }
-}
 
-impl<V> Clone for Waiter<V> {
-    fn clone(&self) -> Self {
-        Self::new(&self.cell, &self.interest)
-    }
-}
-
-impl<V> Drop for Waiter<V> {
-    fn drop(&mut self) {
-        self.interest.waiters.fetch_sub(1, Ordering::AcqRel);
+    /// The wish for all the work that this flight is a part of.
+    pub fn wanted(&self) -> Wanted {
+        self.wanted.clone()
     }
 }
 

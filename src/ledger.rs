@@ -3,13 +3,17 @@
 //! Every payload byte is charged from before it is allocated until after it is freed. A [`Grant`] is permission to fill
 //! so many bytes; a [`Charge`] is a part of a grant turned into memory. The share that fills may use at once is fixed, so
 //! a full cache never blocks a fill.
+//!
+//! What the cache lets go while responses still hold it stays charged. When cached, pinned and queued bytes together are
+//! more than there is room for, so much of the in-flight share is withheld until they are not: all payload together never
+//! passes the limit, whatever clients do. Each transition is one step under one lock.
 #![deny(clippy::arithmetic_side_effects)]
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::Semaphore;
+use tokio::sync::{Notify, Semaphore};
 use tokio::time::timeout;
 
 use crate::error::{Error, Kind};
@@ -35,10 +39,33 @@ impl Use {
 /// The account itself.
 #[derive(Debug)]
 pub struct Ledger {
-    held: [AtomicU64; Use::ALL.len()],
+    account: Mutex<Account>,
     in_flight: Semaphore,
     in_flight_bytes: u32,
     patience: Duration,
+    /// Told when bytes are withheld: the cache has to let go of some.
+    cramped: Notify,
+}
+
+/// What is held, and what that leaves.
+#[derive(Debug)]
+struct Account {
+    held: Held,
+    /// Bytes that have left the in-flight share and are not freed yet.
+    landed: u64,
+    /// What they may come to.
+    room: u64,
+    /// What is kept from the in-flight share because they are more.
+    withheld: u64,
+}
+
+impl Account {
+    /// Of `released` bytes of the in-flight share and those withheld, what goes back to it now.
+    fn settle(&mut self, released: u64) -> u64 {
+        let due = released.saturating_add(self.withheld);
+        self.withheld = self.landed.saturating_sub(self.room).min(due);
+        due.saturating_sub(self.withheld)
+    }
 }
 
 /// Bytes held for each use, at one moment.
@@ -59,17 +86,39 @@ impl Held {
     pub const fn live(self) -> u64 {
         self.filling.saturating_add(self.cached).saturating_add(self.pinned).saturating_add(self.disk_queue)
     }
+
+    const fn of(&mut self, of: Use) -> &mut u64 {
+        match of {
+            Use::Filling => &mut self.filling,
+            Use::Cached => &mut self.cached,
+            Use::Pinned => &mut self.pinned,
+            Use::DiskQueue => &mut self.disk_queue,
+        }
+    }
+
+    const fn book(&mut self, from: Option<Use>, to: Option<Use>, bytes: u64) {
+        if let Some(to) = to {
+            let held = self.of(to);
+            *held = held.saturating_add(bytes);
+        }
+        if let Some(from) = from {
+            let held = self.of(from);
+            *held = held.saturating_sub(bytes);
+        }
+    }
 }
 
 impl Ledger {
-    /// An account whose fills may hold `in_flight` bytes at once, and wait up to `patience` for their share of it.
-    pub fn new(in_flight: u64, patience: Duration) -> Arc<Self> {
+    /// An account of `room` bytes, beside which fills may hold `in_flight` bytes at once, and wait up to `patience` for
+    /// their share of it.
+    pub fn new(room: u64, in_flight: u64, patience: Duration) -> Arc<Self> {
         let in_flight_bytes = u32::try_from(in_flight).unwrap_or(u32::MAX);
         Arc::new(Self {
-            held: Default::default(),
+            account: Mutex::new(Account { held: Held::default(), landed: 0, room, withheld: 0 }),
             in_flight: Semaphore::new(usize::try_from(in_flight_bytes).unwrap_or(usize::MAX)),
             in_flight_bytes,
             patience,
+            cramped: Notify::new(),
         })
     }
 
@@ -91,13 +140,7 @@ impl Ledger {
 
     /// Bytes held for each use, now.
     pub fn held(&self) -> Held {
-        let read = |of: Use| self.account(of).load(Ordering::Relaxed);
-        Held {
-            filling: read(Use::Filling),
-            cached: read(Use::Cached),
-            pinned: read(Use::Pinned),
-            disk_queue: read(Use::DiskQueue),
-        }
+        self.lock().held
     }
 
     /// Bytes of the in-flight share that are free.
@@ -105,18 +148,45 @@ impl Ledger {
         self.in_flight.available_permits() as u64
     }
 
-    fn account(&self, of: Use) -> &AtomicU64 {
-        let [filling, cached, pinned, disk_queue] = &self.held;
-        match of {
-            Use::Filling => filling,
-            Use::Cached => cached,
-            Use::Pinned => pinned,
-            Use::DiskQueue => disk_queue,
-        }
+    /// Bytes kept from the in-flight share because more has landed than there is room for.
+    pub fn withheld(&self) -> u64 {
+        self.lock().withheld
     }
 
-    fn release_in_flight(&self, bytes: u64) {
-        self.in_flight.add_permits(usize::try_from(bytes).unwrap_or(usize::MAX));
+    /// What is left for the cache: the room, less what has landed and is not, or no longer, the cache's.
+    pub fn room_for_cache(&self) -> u64 {
+        let account = self.lock();
+        account.room.saturating_sub(account.landed.saturating_sub(account.held.cached))
+    }
+
+    /// Waits until bytes are withheld.
+    pub async fn cramped(&self) {
+        self.cramped.notified().await;
+    }
+
+    /// Allows what has landed to come to so many bytes from now on.
+    pub fn set_room(&self, room: u64) {
+        let mut account = self.lock();
+        account.room = room;
+        let over = account.landed.saturating_sub(room).saturating_sub(account.withheld);
+        let taken = self.in_flight.forget_permits(usize::try_from(over).unwrap_or(usize::MAX)) as u64;
+        account.withheld = account.withheld.saturating_add(taken);
+        self.release(account, 0);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Account> {
+        self.account.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives bytes back to the in-flight share, as far as none have to be withheld.
+    fn release(&self, mut account: MutexGuard<'_, Account>, bytes: u64) {
+        let free = account.settle(bytes);
+        let cramped = account.withheld > 0;
+        drop(account);
+        self.in_flight.add_permits(usize::try_from(free).unwrap_or(usize::MAX));
+        if cramped {
+            self.cramped.notify_one();
+        }
     }
 }
 
@@ -135,7 +205,7 @@ impl Grant {
     /// Turns `bytes` of it into a charge; `None` when it has not so many left.
     pub fn charge(&mut self, bytes: u64) -> Option<Charge> {
         self.bytes = self.bytes.checked_sub(bytes)?;
-        self.ledger.account(Use::Filling).fetch_add(bytes, Ordering::Relaxed);
+        self.ledger.lock().held.book(None, Some(Use::Filling), bytes);
         Some(Charge { ledger: Arc::clone(&self.ledger), bytes, state: AtomicU8::new(GRANTED) })
     }
 
@@ -158,13 +228,13 @@ impl Grant {
     pub fn shrink_to(&mut self, bytes: u64) {
         let surplus = self.bytes.saturating_sub(bytes);
         self.bytes = self.bytes.saturating_sub(surplus);
-        self.ledger.release_in_flight(surplus);
+        self.ledger.release(self.ledger.lock(), surplus);
     }
 }
 
 impl Drop for Grant {
     fn drop(&mut self) {
-        self.ledger.release_in_flight(self.bytes);
+        self.ledger.release(self.ledger.lock(), self.bytes);
     }
 }
 
@@ -215,15 +285,14 @@ impl Charge {
     }
 
     fn shift(&self, to: impl Fn(u8) -> u8) {
-        let before = self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, |state| Some(to(state)));
-        let Ok(before) = before else { return };
+        let mut account = self.ledger.lock();
+        let before = self.state.load(Ordering::Relaxed);
         let after = to(before);
-        if use_of(before) != use_of(after) {
-            self.ledger.account(use_of(after)).fetch_add(self.bytes, Ordering::Relaxed);
-            self.ledger.account(use_of(before)).fetch_sub(self.bytes, Ordering::Relaxed);
-        }
+        self.state.store(after, Ordering::Relaxed);
+        account.held.book(Some(use_of(before)), Some(use_of(after)), self.bytes);
         if before & GRANTED > after & GRANTED {
-            self.ledger.release_in_flight(self.bytes);
+            account.landed = account.landed.saturating_add(self.bytes);
+            self.ledger.release(account, self.bytes);
         }
     }
 }
@@ -235,10 +304,15 @@ fn use_of(state: u8) -> Use {
 impl Drop for Charge {
     fn drop(&mut self) {
         let state = *self.state.get_mut();
-        self.ledger.account(use_of(state)).fetch_sub(self.bytes, Ordering::Relaxed);
-        if state & GRANTED != 0 {
-            self.ledger.release_in_flight(self.bytes);
-        }
+        let mut account = self.ledger.lock();
+        account.held.book(Some(use_of(state)), None, self.bytes);
+        let released = if state & GRANTED == 0 {
+            account.landed = account.landed.saturating_sub(self.bytes);
+            0
+        } else {
+            self.bytes
+        };
+        self.ledger.release(account, released);
     }
 }
 
@@ -247,7 +321,7 @@ mod tests {
     use super::*;
 
     fn ledger() -> Arc<Ledger> {
-        Ledger::new(100, Duration::from_millis(1))
+        Ledger::new(1000, 100, Duration::from_millis(1))
     }
 
     #[tokio::test(start_paused = true)]
@@ -281,6 +355,40 @@ mod tests {
         drop(stored);
         drop(passed_on);
         assert_eq!((ledger.held().live(), ledger.in_flight_free()), (0, 100));
+    }
+
+    /// Lands `bytes` as the cache would take them.
+    async fn land(ledger: &Arc<Ledger>, bytes: u64) -> Charge {
+        let charge = ledger.grant(bytes).await.unwrap().charge(bytes).unwrap();
+        charge.cached();
+        charge
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_has_landed_beyond_the_room_is_withheld_from_fills() {
+        let ledger = Ledger::new(150, 100, Duration::from_millis(1));
+        let (first, second) = (land(&ledger, 100).await, land(&ledger, 80).await);
+        assert_eq!((ledger.withheld(), ledger.in_flight_free()), (30, 70));
+        first.pinned();
+        assert_eq!(
+            (ledger.room_for_cache(), ledger.in_flight_free()),
+            (50, 70),
+            "the cache let go, a response did not"
+        );
+        let third = land(&ledger, 70).await;
+        assert_eq!((ledger.held().live(), ledger.in_flight_free()), (250, 0), "room and share together, and no more");
+        assert!(ledger.grant(1).await.is_err());
+        drop(second);
+        assert_eq!((ledger.withheld(), ledger.in_flight_free()), (20, 80));
+        ledger.set_room(100);
+        assert_eq!((ledger.withheld(), ledger.in_flight_free()), (70, 30));
+        drop((first, third));
+        assert_eq!((ledger.withheld(), ledger.in_flight_free(), ledger.room_for_cache()), (0, 100, 100));
+        ledger.set_room(150);
+        // What is past the cache stays in the share, and needs no room.
+        let past = ledger.grant(60).await.unwrap().charge(60).unwrap();
+        past.pinned();
+        assert_eq!((ledger.in_flight_free(), ledger.room_for_cache()), (40, 150));
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,18 +1,16 @@
 //! The one read path, for every API: open a range of an object, then take its bytes extent by extent.
 
-use std::collections::VecDeque;
-use std::iter::Peekable;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 
-use crate::buffer::Extent;
 use crate::error::{Error, Kind};
 use crate::fetch::{Arrived, Fetcher, Found, Opened, Opening, Target};
+use crate::flight::{Waiter, Wanted};
 use crate::metadata::{Directory, Known, Life};
 use crate::object::{Metadata, ObjectName};
-use crate::range::{ByteRange, Cut, RangeSpec, Resolved};
+use crate::range::{Cut, RangeSpec, Resolved};
 use crate::store::{Store, Stores};
 use crate::telemetry::ByteSource;
 
@@ -68,13 +66,28 @@ pub struct Read {
 }
 
 /// The bytes of a read, from its first extent on. The first is there; the others are found as they are asked for.
+///
+/// It holds no extent but that: what was fetched ahead for it is the cache's, and is looked up when its turn comes.
 #[derive(Debug)]
 pub struct ReadBody {
     first: Option<Piece>,
-    found: VecDeque<Found>,
-    pieces: Peekable<Cut>,
+    pieces: Cut,
+    ahead: Option<Ahead>,
     fetcher: Arc<Fetcher>,
     target: Target,
+}
+
+/// What is being fetched, or was fetched, ahead of a read.
+#[derive(Debug)]
+struct Ahead {
+    /// Keeps the fetch going.
+    _wanted: Wanted,
+    /// Where it ends, at the furthest.
+    end: u64,
+    /// Whether it was begun for this read, and ends just there.
+    led: bool,
+    /// Where its bytes come from.
+    source: ByteSource,
 }
 
 /// Bytes of one extent.
@@ -172,10 +185,13 @@ impl Reader {
             return Err(not_cached());
         }
         let pieces = bytes.map_or_else(Cut::empty, |bytes| bytes.cut(self.fetcher.extent_max()));
-        let mut body = self.body(asked, &metadata, VecDeque::new(), pieces);
+        let mut body = self.body(asked, &metadata, pieces);
         let first = body.find_next();
-        let joined = matches!(first, Some(Found::Joined(_)));
-        body.first = body.wait(first).await?;
+        let joined = matches!(first, Some(Found::Joined(..)));
+        body.first = match first {
+            Some(first) => Some(body.take(first).await?),
+            None => None,
+        };
         let (outcome, age) = match (freshened, body.first.as_ref().map(|first| first.source)) {
             (Freshened::By(status), _) => (Outcome::Stale(status), Duration::ZERO),
             (Freshened::ByWish, _) => (Outcome::Requested, Duration::ZERO),
@@ -191,22 +207,17 @@ impl Reader {
     async fn read_on(&self, asked: &Asked<'_>, opening: &Opening, outcome: Outcome) -> Result<Read, Error> {
         let metadata = Arc::clone(&opening.metadata);
         let resolved = asked.spec.resolve(metadata.size);
-        let rest = resolved.bytes(metadata.size).and_then(|bytes| ByteRange::new(opening.range.end(), bytes.end()));
-        let pieces = rest.map_or_else(Cut::empty, |rest| rest.cut(self.fetcher.extent_max()));
-        let found = opening.extents.iter().cloned().map(Found::Led).collect();
-        let mut body = self.body(asked, &metadata, found, pieces);
-        let first = body.find_next();
-        body.first = body.wait(first).await?;
+        let bytes = resolved.bytes(metadata.size);
+        let mut pieces = bytes.map_or_else(Cut::empty, |bytes| bytes.cut(self.fetcher.extent_max()));
+        pieces.next();
+        let mut body = self.body(asked, &metadata, pieces);
+        body.first = Some(body.wait(opening.first.clone(), opening.range.end(), outcome == Outcome::Miss).await?);
         Ok(Read { metadata, resolved, outcome, age: Duration::ZERO, body })
     }
 
-    fn body(&self, asked: &Asked<'_>, metadata: &Arc<Metadata>, found: VecDeque<Found>, pieces: Cut) -> ReadBody {
-        let target = Target {
-            store: Arc::clone(asked.store),
-            metadata: Arc::clone(metadata),
-            past_the_cache: asked.wishes.no_store,
-        };
-        ReadBody { first: None, found, pieces: pieces.peekable(), fetcher: Arc::clone(&self.fetcher), target }
+    fn body(&self, asked: &Asked<'_>, metadata: &Arc<Metadata>, pieces: Cut) -> ReadBody {
+        let target = self.fetcher.target(asked.store, metadata, asked.wishes.no_store);
+        ReadBody { first: None, pieces, ahead: None, fetcher: Arc::clone(&self.fetcher), target }
     }
 }
 
@@ -242,27 +253,39 @@ impl ReadBody {
             return Some(Ok(first));
         }
         let found = self.find_next()?;
-        self.wait(Some(found)).await.transpose()
+        Some(self.take(found).await)
     }
 
     /// The bytes, when the first extent is all of them.
     pub fn take_only(&mut self) -> Option<Piece> {
-        if self.found.is_empty() && self.pieces.peek().is_none() { self.first.take() } else { None }
+        if self.pieces.clone().next().is_none() { self.first.take() } else { None }
     }
 
     fn find_next(&mut self) -> Option<Found> {
-        self.found.pop_front().or_else(|| self.fetcher.find(&self.target, &mut self.pieces, &mut self.found))
+        let piece = self.pieces.next()?;
+        // Before what is ahead is let go: else its run could be given up in between.
+        let found = self.fetcher.find(&self.target, piece, self.pieces.clone());
+        self.ahead.take_if(|ahead| ahead.end < piece.end());
+        if self.ahead.as_ref().is_some_and(|ahead| ahead.led) && matches!(found, Found::Led(..)) {
+            self.target.shorten_runs(self.fetcher.extent_max());
+        }
+        Some(found)
     }
 
-    async fn wait(&self, found: Option<Found>) -> Result<Option<Piece>, Error> {
-        let piece = |extent: &Extent, source| Some(Piece { bytes: extent.bytes(), source });
+    async fn take(&mut self, found: Found) -> Result<Piece, Error> {
         match found {
-            None => Ok(None),
-            Some(Found::Hit(extent)) => Ok(piece(&extent, ByteSource::Memory)),
-            Some(Found::Joined(waiter) | Found::Led(waiter)) => {
-                let Arrived { extent, source } = waiter.wait().await?;
-                Ok(piece(&extent, source))
+            Found::Hit(extent) => {
+                let source = self.ahead.as_ref().map_or(ByteSource::Memory, |ahead| ahead.source);
+                Ok(Piece { bytes: extent.bytes(), source })
             }
+            Found::Joined(waiter, end) => self.wait(waiter, end, false).await,
+            Found::Led(waiter, end) => self.wait(waiter, end, true).await,
         }
+    }
+
+    async fn wait(&mut self, waiter: Waiter<Arrived>, end: u64, led: bool) -> Result<Piece, Error> {
+        let Arrived { extent, source } = waiter.wait().await?;
+        self.ahead = Some(Ahead { _wanted: waiter.wanted(), end, led, source });
+        Ok(Piece { bytes: extent.bytes(), source })
     }
 }

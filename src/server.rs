@@ -82,7 +82,7 @@ impl Server {
         let system = |error: &dyn std::error::Error| StartError::System(error.to_string());
         let arena =
             Arena::new(usize::try_from(budget.purge_every).unwrap_or(usize::MAX)).map_err(|error| system(&error))?;
-        let ledger = Ledger::new(budget.sum.in_flight_bytes, config.fetch.queue_timeout);
+        let ledger = Ledger::new(budget.sum.cache_bytes, budget.sum.in_flight_bytes, config.fetch.queue_timeout);
         let tracker = TaskTracker::new();
         let disk = match &config.disk {
             Some(disk) => Some(Disk::open(disk, Arc::clone(&ledger), Arc::clone(&arena), Arc::clone(&metrics)).await?),

@@ -7,7 +7,7 @@ use backon::Retryable;
 use tokio::time::Instant;
 
 use super::run::Run;
-use super::{Arrived, Fetcher, Target, weight_of};
+use super::{Arrived, Fetcher, weight_of};
 use crate::buffer::ExactBuffer;
 use crate::error::{Error, Kind};
 use crate::flight::{Interest, Landing, Waiter};
@@ -22,10 +22,10 @@ use crate::store::{Answer, Span, Store};
 pub struct Opening {
     /// What the store said.
     pub metadata: Arc<Metadata>,
-    /// The bytes that `extents` hold, from the start of what the spec resolves to.
+    /// The bytes that are being fetched, from the start of what the spec resolves to.
     pub range: ByteRange,
-    /// They, in order; at least one.
-    pub extents: Vec<Waiter<Arrived>>,
+    /// The first extent of them.
+    pub first: Waiter<Arrived>,
 }
 
 /// How an opening was come by.
@@ -144,16 +144,16 @@ impl Fetcher {
         // A flight of the same extent that is under way for another range goes on beside this one: whoever joins from here
         // on joins this one. The bytes of both are the same version's.
         let mut tower = self.extents.look();
-        let (landings, extents) = range
-            .cut(self.config.extent_max)
-            .map(|piece| tower.lead(ExtentKey::new(Arc::clone(&metadata.id), piece), &interest))
-            .unzip();
+        let mut lead = |piece| tower.lead(ExtentKey::new(Arc::clone(&metadata.id), piece), &interest);
+        let mut pieces = range.cut(self.config.extent_max);
+        let (landing_of_first, first) = lead(pieces.next().unwrap_or(range));
+        let landings = std::iter::once(landing_of_first).chain(pieces.map(|piece| lead(piece).0)).collect();
         drop(tower);
         // In this order: whoever sees the metadata sees the flights.
         self.directory.learned(&metadata, asked_at);
-        let target = Target { store, metadata: Arc::clone(&metadata), past_the_cache: false };
+        let target = self.target(&store, &metadata, false);
         let run = Run::new(&target, range, landings, interest);
-        landing.land(Ok(Arc::new(Opening { metadata, range, extents })));
+        landing.land(Ok(Arc::new(Opening { metadata, range, first })));
         (run.with_grant(grant), answer)
     }
 
