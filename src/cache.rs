@@ -227,6 +227,13 @@ impl Cache {
         drop(self.records.insert(id.name().clone(), disproved));
     }
 
+    /// Makes the memory tier hold no more than so many bytes. It starts threads and waits for them: not for async workers.
+    pub fn resize(&self, capacity: u64) {
+        if let Err(error) = self.extents.resize(usize::try_from(capacity).unwrap_or(usize::MAX)) {
+            tracing::error!(%error, capacity, "the memory tier cannot be resized");
+        }
+    }
+
     /// How full it is.
     pub fn usage(&self) -> CacheUsage {
         let disk = self.disk.as_ref().map(Disk::usage).unwrap_or_default();

@@ -55,6 +55,8 @@ pub struct ServerConfig {
     pub header_timeout: Duration,
     /// Longest time without a byte taken by a client.
     pub write_stall_timeout: Duration,
+    /// Least bytes a second that a client takes while memory is short.
+    pub write_rate_min: u64,
     /// Longest time for running requests to end after a signal.
     pub drain_timeout: Duration,
 }
@@ -70,6 +72,42 @@ pub struct MemoryConfig {
     pub budget: Budget,
     /// Whether allocations are sampled.
     pub heap_profile: bool,
+    /// What keeps memory below the limit.
+    pub measures: Measures,
+}
+
+/// What keeps memory below the limit; each can be left out, so that its worth can be measured alone.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a measure of its own")]
+pub struct Measures {
+    /// Payloads have an arena of their own, which gives pages back by bytes freed.
+    pub arena: bool,
+    /// Near the limit the free pages of all arenas are given back.
+    pub purge: bool,
+    /// Near the limit, and when responses hold much, the cache is made smaller.
+    pub resize: bool,
+    /// At the limit fills are refused.
+    pub shed: bool,
+    /// While memory is short, clients that hardly read are cut off.
+    pub least_rate: bool,
+    /// Payload is held to its room.
+    pub ledger: bool,
+}
+
+impl Measures {
+    const NAMES: [&'static str; 6] = ["arena", "purge", "resize", "shed", "least_rate", "ledger"];
+
+    fn without(words: &[String], governor: bool) -> Self {
+        let on = |name: &str| !words.iter().any(|word| word == name);
+        Self {
+            arena: on("arena"),
+            purge: governor && on("purge"),
+            resize: governor && on("resize"),
+            shed: governor && on("shed"),
+            least_rate: governor && on("least_rate"),
+            ledger: on("ledger"),
+        }
+    }
 }
 
 /// The disk tier.
@@ -186,6 +224,7 @@ impl Config {
             header_bytes_max: to_usize(read.size(keys::HEADER_BYTES_MAX, HEADER_BYTES).unwrap_or_default()),
             header_timeout: read.duration(keys::HEADER_TIMEOUT),
             write_stall_timeout: read.duration(keys::WRITE_STALL_TIMEOUT),
+            write_rate_min: read.size(keys::WRITE_RATE_MIN, RATE).unwrap_or_default(),
             drain_timeout: read.duration_or_none(keys::DRAIN_TIMEOUT),
         };
         let disk = read_disk(&mut read);
@@ -246,6 +285,7 @@ struct Allowed {
 
 // Limits of what may be configured, each with its reason.
 const HEADER_BYTES: Allowed = Allowed { least: 8 << 10, most: 1 << 20 }; // hyper's own minimum; 64 x what clients send
+const RATE: Allowed = Allowed { least: 0, most: 1 << 30 };
 const RETRIES: Allowed = Allowed { least: 0, most: 10 }; // with backoff, more is longer than any client waits
 const CONNECTIONS: Allowed = Allowed { least: 1, most: 1 << 20 };
 const CONCURRENCY: Allowed = Allowed { least: 1, most: 1 << 16 };
@@ -294,6 +334,8 @@ fn read_memory(read: &mut Reader, machine: &Machine, disk: bool, header_bytes_ma
         disk_entries_max: read.count(keys::DISK_ENTRIES_MAX, DISK_ENTRIES),
     };
     let heap_profile = read.flag(keys::HEAP_PROFILE);
+    let governor = read.flag(keys::GOVERNOR);
+    let measures = Measures::without(&read.words(keys::SWITCH_OFF, &Measures::NAMES), governor);
     let (limit, limit_source) = match (configured, source, machine.cgroup_limit) {
         (Some(limit), Some(Source::Flag), _) => (limit, LimitSource::Flag),
         (Some(limit), Some(Source::Env), _) => (limit, LimitSource::Env),
@@ -304,7 +346,7 @@ fn read_memory(read: &mut Reader, machine: &Machine, disk: bool, header_bytes_ma
         (None, None, _) => (machine.ram / 4, LimitSource::Ram),
     };
     match (Plan { limit, ..plan }).divide() {
-        Ok(budget) => Some(MemoryConfig { limit, limit_source, budget, heap_profile }),
+        Ok(budget) => Some(MemoryConfig { limit, limit_source, budget, heap_profile, measures }),
         Err(error) => {
             read.fault(keys::MEMORY_LIMIT, error.to_string());
             None

@@ -1,74 +1,184 @@
-//! The governor: watches resident memory and gives free pages back before the limit is reached.
+//! The governor: keeps resident memory below the limit while the ledger keeps payload below its own.
 //!
 //! It is the slow loop; the payload arena purges itself by bytes freed (`buffer/arena.rs`), and the ledger bounds what
-//! fills take.
+//! fills take. Near the limit it gives free pages back, then allows payload less room and has the cache let go, and sheds
+//! last: fills are refused until there is memory again. What it took it gives back slowly.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
 use serde::Serialize;
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{sleep, timeout};
 
 use crate::buffer::arena;
+use crate::cache::Cache;
+use crate::config::Measures;
+use crate::ledger::Ledger;
 use crate::memory::resident_bytes;
 
 /// How often it looks: reading `statm` takes 10 us.
 const PERIOD: Duration = Duration::from_millis(100);
+
+/// How soon it looks again when the ledger is cramped: a resize of the cache starts a thread for each shard.
+const PERIOD_CRAMPED: Duration = Duration::from_millis(5);
+
+/// The cache grows again only when there is room for this share of its capacity more.
+const GROW_SHARE: u64 = 32;
+
+/// The share of its capacity that is given back each time it looks, once resident memory is well below the limit.
+const RECOVER_SHARE: u64 = 64;
+
+/// The cache is never made smaller than this share of its capacity: what is hot stays.
+const LEAST_SHARE: u64 = 8;
 
 /// What the governor is doing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 #[repr(u8)]
 pub enum MemoryState {
-    /// Resident memory is where it should be.
+    /// Memory is where it should be.
     Normal = 0,
-    /// It is near the limit: free pages of all arenas are given back each time it looks.
+    /// Resident memory is near the limit, or responses hold what the cache has let go: the cache is smaller than it may be.
     Reclaiming = 1,
+    /// Resident memory is at the limit: fills are refused.
+    Shedding = 2,
+}
+
+impl MemoryState {
+    /// All states.
+    pub const ALL: [Self; 3] = [Self::Normal, Self::Reclaiming, Self::Shedding];
+
+    /// Its name in metrics and documents.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Normal => "normal",
+            Self::Reclaiming => "reclaiming",
+            Self::Shedding => "shedding",
+        }
+    }
+}
+
+/// Resident memory, in bytes, above which each measure is taken.
+#[derive(Clone, Copy, Debug)]
+pub struct Thresholds {
+    /// Free pages are given back, and the cache is made smaller.
+    pub reclaim: u64,
+    /// Fills are refused.
+    pub shed: u64,
+}
+
+impl Thresholds {
+    /// For a limit of which `slack` bytes are for free pages: half of it is what the arena may hold free between two
+    /// purges of its own.
+    pub const fn new(limit: u64, slack: u64) -> Self {
+        Self { reclaim: limit.saturating_sub(slack / 2), shed: limit.saturating_sub(slack / 8) }
+    }
 }
 
 /// The control loop.
 #[derive(Debug)]
 pub struct Governor {
-    reclaim_above: u64,
+    thresholds: Thresholds,
+    /// What the cache may weigh when nothing presses.
+    capacity: u64,
+    /// What payload is denied of it because resident memory is too near the limit.
+    denied: AtomicU64,
     state: AtomicU8,
+    cache: Arc<Cache>,
+    ledger: Arc<Ledger>,
+    measures: Measures,
 }
 
 impl Governor {
-    /// A governor that begins to reclaim when resident memory is above so many bytes.
-    pub fn new(reclaim_above: u64) -> Arc<Self> {
-        Arc::new(Self { reclaim_above, state: AtomicU8::new(MemoryState::Normal as u8) })
+    /// A governor of a cache that may weigh `capacity` bytes.
+    pub fn new(
+        thresholds: Thresholds,
+        capacity: u64,
+        cache: Arc<Cache>,
+        ledger: Arc<Ledger>,
+        measures: Measures,
+    ) -> Arc<Self> {
+        let state = AtomicU8::new(MemoryState::Normal as u8);
+        Arc::new(Self { thresholds, capacity, denied: AtomicU64::new(0), state, cache, ledger, measures })
     }
 
     /// What it is doing.
     pub fn state(&self) -> MemoryState {
-        if self.state.load(Ordering::Relaxed) == MemoryState::Normal as u8 {
-            MemoryState::Normal
-        } else {
-            MemoryState::Reclaiming
-        }
+        let state = self.state.load(Ordering::Relaxed);
+        MemoryState::ALL.into_iter().find(|known| *known as u8 == state).unwrap_or(MemoryState::Normal)
+    }
+
+    /// Whether memory is so short that clients that hardly read are not waited for.
+    pub fn is_pressed(&self) -> bool {
+        self.measures.least_rate && self.state() != MemoryState::Normal
     }
 
     /// Watches until it is dropped.
     pub async fn watch(self: Arc<Self>) {
-        let mut ticks = interval(PERIOD);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            ticks.tick().await;
-            if self.look() == MemoryState::Reclaiming {
-                // Giving pages back takes milliseconds, which are not the workers'.
-                let _ = tokio::task::spawn_blocking(arena::purge_all).await;
-            }
+            // A wish that comes while it works is kept, so that it looks again at once.
+            let _ = timeout(PERIOD, self.ledger.cramped()).await;
+            let governor = Arc::clone(&self);
+            // Giving pages back and resizing take milliseconds, which are not the workers'.
+            let _ = tokio::task::spawn_blocking(move || governor.look()).await;
+            sleep(PERIOD_CRAMPED).await;
         }
     }
 
-    fn look(&self) -> MemoryState {
-        let resident = resident_bytes();
-        let state = if resident > self.reclaim_above { MemoryState::Reclaiming } else { MemoryState::Normal };
+    fn look(&self) {
+        let Measures { purge, resize, shed, .. } = self.measures;
+        let mut resident = resident_bytes();
+        if purge && resident > self.thresholds.reclaim {
+            arena::purge_all();
+            resident = resident_bytes();
+        }
+        if resize {
+            self.ledger.set_room(self.capacity.saturating_sub(self.deny(resident)));
+            self.fit_cache();
+        }
+        let is_over = resident > self.thresholds.shed;
+        self.ledger.shed(shed && is_over);
+        self.enter(match () {
+            () if is_over => MemoryState::Shedding,
+            () if resident > self.thresholds.reclaim => MemoryState::Reclaiming,
+            () if self.cache.usage().capacity_bytes < self.capacity => MemoryState::Reclaiming,
+            () => MemoryState::Normal,
+        });
+    }
+
+    /// Makes the cache as large as there is room for: smaller at once, larger when it is worth it.
+    fn fit_cache(&self) {
+        let room = self.ledger.room_for_cache().clamp(self.capacity / LEAST_SHARE, self.capacity);
+        let now = self.cache.usage().capacity_bytes;
+        let is_worth_it = room == self.capacity || room > now.saturating_add(self.capacity / GROW_SHARE);
+        if room < now || (room > now && is_worth_it) {
+            self.cache.resize(room);
+        }
+    }
+
+    /// What payload is denied from now on: as much more as memory is resident above the threshold, or a little less.
+    fn deny(&self, resident: u64) -> u64 {
+        let before = self.denied.load(Ordering::Relaxed);
+        let over = resident.saturating_sub(self.thresholds.reclaim);
+        let step = self.capacity / RECOVER_SHARE;
+        let denied = if over > 0 {
+            before.saturating_add(over).min(self.capacity - self.capacity / LEAST_SHARE)
+        } else if resident.saturating_add(2 * step) < self.thresholds.reclaim {
+            before.saturating_sub(step)
+        } else {
+            before
+        };
+        self.denied.store(denied, Ordering::Relaxed);
+        denied
+    }
+
+    fn enter(&self, state: MemoryState) {
         let before = self.state.swap(state as u8, Ordering::Relaxed);
         if before != state as u8 {
-            tracing::info!(?state, resident_bytes = resident, "memory state changed");
+            let (held, capacity) = (self.ledger.held(), self.cache.usage().capacity_bytes);
+            let (pinned, denied) = (held.pinned, self.denied.load(Ordering::Relaxed));
+            tracing::info!(?state, resident_bytes = resident_bytes(), pinned, denied, capacity, "memory state changed");
         }
-        state
     }
 }

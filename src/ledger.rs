@@ -9,7 +9,7 @@
 //! passes the limit, whatever clients do. Each transition is one step under one lock.
 #![deny(clippy::arithmetic_side_effects)]
 
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -45,6 +45,8 @@ pub struct Ledger {
     patience: Duration,
     /// Told when bytes are withheld: the cache has to let go of some.
     cramped: Notify,
+    /// Whether fills are refused for want of memory.
+    shedding: AtomicBool,
 }
 
 /// What is held, and what that leaves.
@@ -119,6 +121,7 @@ impl Ledger {
             in_flight_bytes,
             patience,
             cramped: Notify::new(),
+            shedding: AtomicBool::new(false),
         })
     }
 
@@ -126,6 +129,9 @@ impl Ledger {
     ///
     /// Never wait for a second grant while holding a first: all holders could then be waiting, and none would release.
     pub async fn grant(self: &Arc<Self>, bytes: u64) -> Result<Grant, Error> {
+        if self.shedding.load(Ordering::Relaxed) {
+            return Err(Error::new(Kind::Overloaded("memory.limit"), "resident memory is at its limit"));
+        }
         let bytes = u32::try_from(bytes).ok().filter(|bytes| *bytes <= self.in_flight_bytes);
         let bytes = bytes.ok_or_else(|| overloaded("memory.in_flight is smaller than one read"))?;
         match timeout(self.patience, self.in_flight.acquire_many(bytes)).await {
@@ -162,6 +168,11 @@ impl Ledger {
     /// Waits until bytes are withheld.
     pub async fn cramped(&self) {
         self.cramped.notified().await;
+    }
+
+    /// Refuses fills from now on, or grants them again.
+    pub fn shed(&self, shedding: bool) {
+        self.shedding.store(shedding, Ordering::Relaxed);
     }
 
     /// Allows what has landed to come to so many bytes from now on.

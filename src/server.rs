@@ -22,7 +22,7 @@ use crate::config::settings::Fault;
 use crate::config::{Config, ServerConfig};
 use crate::disk::{DirectoryError, Disk};
 use crate::fetch::Fetcher;
-use crate::governor::Governor;
+use crate::governor::{Governor, Thresholds};
 use crate::heap;
 use crate::http::admin::{self, AdminApi};
 use crate::http::data::{self, DataApi};
@@ -34,7 +34,7 @@ use crate::purge::Purges;
 use crate::reader::Reader;
 use crate::store::{DEMO, Stores};
 use crate::telemetry::Metrics;
-use connection::Gate;
+use connection::{Gate, Patience};
 
 /// How long fills that nobody waits for may take to end once the data API has drained.
 const LAST_FILLS: Duration = Duration::from_secs(1);
@@ -80,9 +80,13 @@ impl Server {
         }
         let budget = config.memory.budget;
         let system = |error: &dyn std::error::Error| StartError::System(error.to_string());
-        let arena =
-            Arena::new(usize::try_from(budget.purge_every).unwrap_or(usize::MAX)).map_err(|error| system(&error))?;
-        let ledger = Ledger::new(budget.sum.cache_bytes, budget.sum.in_flight_bytes, config.fetch.queue_timeout);
+        let measures = config.memory.measures;
+        let purge_every = usize::try_from(budget.purge_every).unwrap_or(usize::MAX);
+        let arena = if measures.arena { Arena::new(purge_every) } else { Arena::shared() };
+        let arena = arena.map_err(|error| system(&error))?;
+        let (room, in_flight) =
+            if measures.ledger { (budget.sum.cache_bytes, budget.sum.in_flight_bytes) } else { (u64::MAX, u64::MAX) };
+        let ledger = Ledger::new(room, in_flight, config.fetch.queue_timeout);
         let tracker = TaskTracker::new();
         let disk = match &config.disk {
             Some(disk) => Some(Disk::open(disk, Arc::clone(&ledger), Arc::clone(&arena), Arc::clone(&metrics)).await?),
@@ -104,8 +108,9 @@ impl Server {
             config.fetch.clone(),
         ));
         let reader = Reader::new(stores, directory, fetcher);
-        // Half of the slack is what the arena may hold free between two purges of its own.
-        let governor = Governor::new(config.memory.limit - budget.sum.slack_bytes / 2);
+        let thresholds = Thresholds::new(config.memory.limit, budget.sum.slack_bytes);
+        let capacity = budget.sum.cache_bytes;
+        let governor = Governor::new(thresholds, capacity, Arc::clone(&cache), Arc::clone(&ledger), measures);
         let data = listen("server.listen", config.server.listen)?;
         let admin = listen("server.admin_listen", config.server.admin_listen)?;
         let api = AdminApi {
@@ -130,7 +135,12 @@ impl Server {
         log_addresses(&api, &data, &admin);
         let governor = tracker.spawn(Arc::clone(&api.governor).watch());
         let handle = Handle::new();
-        let gate = |places, limit| Gate::new(places, limit, server.write_stall_timeout, Arc::clone(&api.data.metrics));
+        let patience = Patience {
+            stall_timeout: server.write_stall_timeout,
+            rate_min: server.write_rate_min,
+            governor: Arc::clone(&api.governor),
+        };
+        let gate = |places, limit| Gate::new(places, limit, patience.clone(), Arc::clone(&api.data.metrics));
         let admin_places = usize::try_from(ADMIN_CONNECTIONS_MAX).unwrap_or(1);
         let admin =
             serve_admin(admin, server, gate(admin_places, "admin connections"), admin::router(Arc::clone(&api)))?;

@@ -145,8 +145,8 @@ pub struct Metrics {
 pub struct Gauges {
     /// `halfopen_memory_bytes` by kind.
     pub memory: Vec<(&'static str, u64)>,
-    /// Whether the governor is reclaiming.
-    pub reclaiming: bool,
+    /// Every state of memory, and whether it is the one.
+    pub states: Vec<(&'static str, bool)>,
     /// Extents in the memory tier.
     pub cache_entries: u64,
     /// Their weight.
@@ -253,8 +253,9 @@ impl Metrics {
         for (kind, bytes) in &gauges.memory {
             gauge(&self.memory, "kind", kind, *bytes);
         }
-        gauge(&self.memory_state, "state", "normal", u64::from(!gauges.reclaiming));
-        gauge(&self.memory_state, "state", "reclaiming", u64::from(gauges.reclaiming));
+        for (state, is) in &gauges.states {
+            gauge(&self.memory_state, "state", state, u64::from(*is));
+        }
         gauge(&self.cache_entries, "tier", "memory", gauges.cache_entries);
         gauge(&self.cache_entries, "tier", "disk", gauges.disk_entries);
         gauge(&self.cache_bytes, "tier", "memory", gauges.cache_bytes);

@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 const LAYERS: &[&[&str]] = &[
     &["range", "object", "error"],
     &["ledger", "buffer", "memory", "telemetry", "config", "heap"],
-    &["flight", "store", "disk", "governor", "purge"],
+    &["flight", "store", "disk", "purge"],
     &["cache"],
-    &["metadata"],
+    &["metadata", "governor"],
     &["fetch"],
     &["reader"],
     &["http"],

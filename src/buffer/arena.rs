@@ -45,6 +45,13 @@ pub enum ArenaError {
 }
 
 impl Arena {
+    /// No arena of its own: payloads lie among all else, and their pages go back by the allocator's clock. To measure by.
+    pub fn shared() -> Result<Arc<Self>, ArenaError> {
+        let (purger, _) = thread_waiting_for_its_arena()?;
+        let (purge_name, purge_every) = (CString::default(), usize::MAX);
+        Ok(Arc::new(Self { flags: 0, purge_name, purge_every, freed: 0.into(), purging: false.into(), purger }))
+    }
+
     /// A new arena. `purge_every` is in bytes.
     pub fn new(purge_every: usize) -> Result<Arc<Self>, ArenaError> {
         let index = create()?;
@@ -85,6 +92,9 @@ impl Arena {
     }
 
     fn was_freed(&self, bytes: usize) {
+        if self.purge_every == usize::MAX {
+            return;
+        }
         let freed = self.freed.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
         if freed >= self.purge_every.saturating_mul(2) {
             self.purge();

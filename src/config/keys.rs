@@ -34,12 +34,18 @@ keys! {
         "A connection that has not sent a whole request head for so long is closed, idle ones included.";
     WRITE_STALL_TIMEOUT = "server.write_stall_timeout", "30s",
         "A client that takes no byte for so long is cut off, and the memory its response holds is free.";
+    WRITE_RATE_MIN = "server.write_rate_min", "16KiB",
+        "While memory is short, a client that takes fewer bytes a second than this, over 30 s, is cut off.";
     DRAIN_TIMEOUT = "server.drain_timeout", "30s",
         "How long running requests may take to end after SIGTERM or SIGINT.";
     MEMORY_LIMIT = "memory.limit", "",
         "Limit for the resident memory of the whole process. Default: 75 % of the cgroup's limit, else 25 % of RAM.";
     MEMORY_IN_FLIGHT = "memory.in_flight", "",
         "The share of the limit that fills may hold at once. Derived: an eighth of the limit, at least two runs.";
+    GOVERNOR = "memory.governor", "true",
+        "Watch resident memory: near the limit give free pages back, make the cache smaller, refuse fills. Off: the limit may be passed.";
+    SWITCH_OFF = "memory.switch_off", "",
+        "For measuring what each is worth, never in production: measures left out, some of `arena`, `purge`, `resize`, `shed`, `least_rate`, `ledger`, with commas between.";
     HEAP_PROFILE = "memory.heap_profile", "true",
         "Sample allocations for /debug/heap, one in 512 KiB. Off: no samples are taken and /debug/heap is 503.";
     DISK_PATH = "disk.path", "",

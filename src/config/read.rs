@@ -104,6 +104,16 @@ impl Reader {
         self.take(key, known).unwrap_or_default()
     }
 
+    /// Some of the words known, with commas between.
+    pub(super) fn words(&mut self, key: Key, known: &[&str]) -> Vec<String> {
+        let split = |text: &str| {
+            let words: Vec<String> = text.split(',').map(|word| word.trim().to_owned()).collect();
+            let unknown = words.iter().any(|word| !known.contains(&word.as_str()));
+            if unknown { Err(format!("must be some of {}", known.join(", "))) } else { Ok(words) }
+        };
+        self.take(key, split).unwrap_or_default()
+    }
+
     /// Directives of the log's filter.
     pub(super) fn filter(&mut self, key: Key) -> String {
         let check = |text: &str| match check_filter(text) {

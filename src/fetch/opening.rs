@@ -98,7 +98,7 @@ impl Fetcher {
         let (name, _) = landing.key();
         match self.first_answer(&store, name, first).await {
             Ok(first) => {
-                let (run, answer) = self.begin(store, landing, interest, first);
+                let (run, answer) = self.begin(&store, landing, interest, first);
                 self.fill_from(run, answer).await;
             }
             Err(error) => landing.land(Err(error)),
@@ -133,7 +133,7 @@ impl Fetcher {
     /// Makes what was learned known, and the extents of the answer joinable.
     fn begin(
         &self,
-        store: Arc<Store>,
+        store: &Arc<Store>,
         landing: OpeningLanding,
         interest: Arc<Interest>,
         first: FirstAnswer,
@@ -151,7 +151,7 @@ impl Fetcher {
         drop(tower);
         // In this order: whoever sees the metadata sees the flights.
         self.directory.learned(&metadata, asked_at);
-        let target = self.target(&store, &metadata, false);
+        let target = self.target(store, &metadata, false);
         let run = Run::new(&target, range, landings, interest);
         landing.land(Ok(Arc::new(Opening { metadata, range, first })));
         (run.with_grant(grant), answer)

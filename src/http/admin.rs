@@ -227,7 +227,7 @@ impl AdminApi {
                 ("pinned", held.pinned),
                 ("disk_queue", held.disk_queue),
             ],
-            reclaiming: self.governor.state() == MemoryState::Reclaiming,
+            states: MemoryState::ALL.map(|state| (state.label(), state == self.governor.state())).to_vec(),
             cache_entries: cache.entries,
             cache_bytes: cache.usage_bytes,
             disk_entries: cache.disk_entries,
