@@ -1,6 +1,7 @@
 //! The cache: extents and objects' metadata in memory, each entry weighed as the allocator weighs it.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use foyer::{CacheBuilder, Event, EventListener, S3FifoConfig};
@@ -30,6 +31,8 @@ pub struct Cache {
     purges: Purges,
     metrics: Arc<Metrics>,
     extent_heap_max: usize,
+    /// What the memory tier may weigh now: foyer goes on telling what it was built with.
+    capacity: AtomicU64,
 }
 
 /// What is known of an object, and since when.
@@ -108,7 +111,9 @@ impl Cache {
             .build();
         // A value heavier than its shard is admitted by foyer all the same. The configuration keeps extents to an eighth of
         // a shard; this is the last line, should anything else come here.
-        Self { extents, records, disk, purges, metrics, extent_heap_max: capacity / shards / 2 }
+        let extent_heap_max = capacity / shards / 2;
+        let capacity = AtomicU64::new(budget.sum.cache_bytes);
+        Self { extents, records, disk, purges, metrics, extent_heap_max, capacity }
     }
 
     /// The extent, if it is in memory.
@@ -229,6 +234,7 @@ impl Cache {
 
     /// Makes the memory tier hold no more than so many bytes. It starts threads and waits for them: not for async workers.
     pub fn resize(&self, capacity: u64) {
+        self.capacity.store(capacity, Ordering::Relaxed);
         if let Err(error) = self.extents.resize(usize::try_from(capacity).unwrap_or(usize::MAX)) {
             tracing::error!(%error, capacity, "the memory tier cannot be resized");
         }
@@ -238,7 +244,7 @@ impl Cache {
     pub fn usage(&self) -> CacheUsage {
         let disk = self.disk.as_ref().map(Disk::usage).unwrap_or_default();
         CacheUsage {
-            capacity_bytes: self.extents.capacity() as u64,
+            capacity_bytes: self.capacity.load(Ordering::Relaxed),
             usage_bytes: self.extents.usage() as u64,
             entries: self.extents.entries() as u64,
             metadata_bytes: self.records.usage() as u64,
