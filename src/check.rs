@@ -26,6 +26,9 @@ pub async fn check(config: &Config, stores: &Stores) -> Report {
     // Writing into a string cannot fail.
     let _ = writeln!(text, "memory limit   {} ({:?})", ByteSize::b(memory.limit), memory.limit_source);
     let _ = writeln!(text, "divided into   {}", budget.sum);
+    let needed = memory.limit.saturating_add(budget.kernel_bytes);
+    let kernel = ByteSize::b(budget.kernel_bytes);
+    let _ = writeln!(text, "cgroup         at least {needed} bytes: {kernel} for page tables, sockets, slab");
     let _ = writeln!(
         text,
         "limits         {} connections, {} requests to stores, extents of {}, runs of {}",

@@ -11,8 +11,8 @@ use std::time::Duration;
 use backon::ExponentialBuilder;
 use tokio_util::task::TaskTracker;
 
+use crate::buffer::Extent;
 use crate::buffer::arena::Arena;
-use crate::buffer::{ExactBuffer, Extent};
 use crate::cache::Cache;
 use crate::config::FetchConfig;
 use crate::flight::{Flights, Interest, Tower, Waiter};
@@ -50,11 +50,32 @@ pub struct Target {
     pub store: Arc<Store>,
     /// The version.
     pub metadata: Arc<Metadata>,
-    /// Nothing is taken from the cache and nothing is kept in it.
-    pub past_the_cache: bool,
-    /// Longest run, in bytes. Past the cache it is one extent: nothing leaves the in-flight share before it is sent.
+    /// Whether the cache is used.
+    pub passage: Passage,
+    /// Longest run, in bytes. Past the cache it is one extent: nothing leaves its share of memory before it is sent.
     pub run_max: NonZeroU64,
 }
+
+/// Whether a read uses the cache.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Passage {
+    /// It is looked into, and keeps what is fetched.
+    Through,
+    /// Nothing is taken from it and nothing is kept in it: the client's wish.
+    Past,
+    /// Likewise, for want of memory, and in pieces that the reserve has room for.
+    InSmallPieces,
+}
+
+impl Passage {
+    /// Whether nothing is taken from the cache and nothing kept.
+    pub const fn is_past_the_cache(self) -> bool {
+        !matches!(self, Self::Through)
+    }
+}
+
+/// The extents of a read in small pieces: at the smallest limit the reserve holds eight of them.
+const SMALL_PIECE: NonZeroU64 = NonZeroU64::new(64 << 10).unwrap();
 
 impl Target {
     /// After what was fetched ahead was lost before it was read: less is fetched ahead from now on.
@@ -111,21 +132,24 @@ impl Fetcher {
         }
     }
 
-    /// Longest extent, in bytes.
-    pub fn extent_max(&self) -> NonZeroU64 {
-        self.config.extent_max
+    /// Longest extent of a read, in bytes.
+    pub fn extent_max(&self, passage: Passage) -> NonZeroU64 {
+        match passage {
+            Passage::Through | Passage::Past => self.config.extent_max,
+            Passage::InSmallPieces => self.config.extent_max.min(SMALL_PIECE),
+        }
     }
 
     /// What to read of a version.
-    pub fn target(&self, store: &Arc<Store>, metadata: &Arc<Metadata>, past_the_cache: bool) -> Target {
-        let run_max = if past_the_cache { self.config.extent_max } else { self.config.run_max };
-        Target { store: Arc::clone(store), metadata: Arc::clone(metadata), past_the_cache, run_max }
+    pub fn target(&self, store: &Arc<Store>, metadata: &Arc<Metadata>, passage: Passage) -> Target {
+        let run_max = if passage.is_past_the_cache() { self.extent_max(passage) } else { self.config.run_max };
+        Target { store: Arc::clone(store), metadata: Arc::clone(metadata), passage, run_max }
     }
 
     /// Finds an extent. When it is missing, those missing after it, the `rest` of the read, are fetched with it as one run.
     pub fn find(self: &Arc<Self>, target: &Target, piece: ByteRange, rest: Cut) -> Found {
         let key = target.key(piece);
-        if target.past_the_cache {
+        if target.passage.is_past_the_cache() {
             return self.lead(&mut self.extents.look(), target, key, rest);
         }
         if let Some(extent) = self.cache.get(&key) {
@@ -163,15 +187,19 @@ impl Fetcher {
     ) -> Found {
         let interest = Arc::new(Interest::default());
         let begin = |tower: &mut Tower<'_, ExtentKey, Arrived>, key| {
-            if target.past_the_cache { tower.fly_alone(key, &interest) } else { tower.lead(key, &interest) }
+            if target.passage.is_past_the_cache() {
+                tower.fly_alone(key, &interest)
+            } else {
+                tower.lead(key, &interest)
+            }
         };
-        let on_disk = |key: &ExtentKey| !target.past_the_cache && self.cache.may_be_on_disk(key);
+        let on_disk = |key: &ExtentKey| !target.passage.is_past_the_cache() && self.cache.may_be_on_disk(key);
         let from_disk = on_disk(&first);
         let mut range = first.range();
         let (landing, waiter) = begin(tower, first);
         let mut landings = VecDeque::from([landing]);
         let belongs = |tower: &Tower<'_, ExtentKey, Arrived>, key: &ExtentKey| {
-            (target.past_the_cache || self.is_missing(tower, key)) && on_disk(key) == from_disk
+            (target.passage.is_past_the_cache() || self.is_missing(tower, key)) && on_disk(key) == from_disk
         };
         for piece in rest {
             let key = target.key(piece);
@@ -207,9 +235,4 @@ impl Fetcher {
             .with_max_times(self.config.retries)
             .with_jitter()
     }
-}
-
-/// Bytes that the buffers of a range's extents will be charged for.
-fn weight_of(range: ByteRange, extent_max: NonZeroU64) -> u64 {
-    range.cut(extent_max).map(|piece| ExactBuffer::weight_of(piece.len())).fold(0, u64::saturating_add)
 }

@@ -7,6 +7,8 @@
 //! What the cache lets go while responses still hold it stays charged. When cached, pinned and queued bytes together are
 //! more than there is room for, so much of the in-flight share is withheld until they are not: all payload together never
 //! passes the limit, whatever clients do. Each transition is one step under one lock.
+//!
+//! A small reserve stands beside the share, for reads that get no grant of it: they go on in small pieces, past the cache.
 #![deny(clippy::arithmetic_side_effects)]
 
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -42,6 +44,7 @@ pub struct Ledger {
     account: Mutex<Account>,
     in_flight: Semaphore,
     in_flight_bytes: u32,
+    reserve: Semaphore,
     patience: Duration,
     /// Told when bytes are withheld: the cache has to let go of some.
     cramped: Notify,
@@ -111,36 +114,56 @@ impl Held {
 }
 
 impl Ledger {
-    /// An account of `room` bytes, beside which fills may hold `in_flight` bytes at once, and wait up to `patience` for
-    /// their share of it.
+    /// An account of `room` bytes, beside which fills may hold `in_flight` bytes at once, a share of it in reserve, and
+    /// wait up to `patience` for the reserve.
     pub fn new(room: u64, in_flight: u64, patience: Duration) -> Arc<Self> {
         let in_flight_bytes = u32::try_from(in_flight).unwrap_or(u32::MAX);
+        let reserve = in_flight_bytes / RESERVE_SHARE;
+        let in_flight_bytes = in_flight_bytes.saturating_sub(reserve);
         Arc::new(Self {
             account: Mutex::new(Account { held: Held::default(), landed: 0, room, withheld: 0 }),
             in_flight: Semaphore::new(usize::try_from(in_flight_bytes).unwrap_or(usize::MAX)),
             in_flight_bytes,
+            reserve: Semaphore::new(usize::try_from(reserve).unwrap_or(usize::MAX)),
             patience,
             cramped: Notify::new(),
             shedding: AtomicBool::new(false),
         })
     }
 
-    /// Permission to fill `bytes`; waits its turn.
+    /// Permission to fill `bytes`; waits its turn for a while. Who gets none can go on with [`Self::grant_small`].
     ///
     /// Never wait for a second grant while holding a first: all holders could then be waiting, and none would release.
     pub async fn grant(self: &Arc<Self>, bytes: u64) -> Result<Grant, Error> {
         if self.shedding.load(Ordering::Relaxed) {
-            return Err(Error::new(Kind::Overloaded("memory.limit"), "resident memory is at its limit"));
+            return Err(Error::new(Kind::Overloaded(LIMIT), "resident memory is at its limit"));
         }
         let bytes = u32::try_from(bytes).ok().filter(|bytes| *bytes <= self.in_flight_bytes);
-        let bytes = bytes.ok_or_else(|| overloaded("memory.in_flight is smaller than one read"))?;
-        match timeout(self.patience, self.in_flight.acquire_many(bytes)).await {
+        let bytes = bytes.ok_or_else(|| overloaded("memory.in_flight is smaller than one extent"))?;
+        self.wait(Share::InFlight, bytes, self.patience.min(GRANT_PATIENCE)).await
+    }
+
+    /// Permission to fill a small piece, out of the reserve.
+    pub async fn grant_small(self: &Arc<Self>, bytes: u64) -> Result<Grant, Error> {
+        let bytes = u32::try_from(bytes).map_err(|_| overloaded("a piece is too large for the reserve"))?;
+        self.wait(Share::Reserve, bytes, self.patience).await
+    }
+
+    async fn wait(self: &Arc<Self>, share: Share, bytes: u32, patience: Duration) -> Result<Grant, Error> {
+        match timeout(patience, self.semaphore(share).acquire_many(bytes)).await {
             Ok(Ok(permit)) => {
                 permit.forget();
-                Ok(Grant { ledger: Arc::clone(self), bytes: u64::from(bytes) })
+                Ok(Grant { ledger: Arc::clone(self), share, bytes: u64::from(bytes) })
             }
             Ok(Err(_)) => Err(Error::new(Kind::Internal, "the ledger is closed")),
-            Err(_) => Err(overloaded("no memory for a fill within fetch.queue_timeout")),
+            Err(_) => Err(overloaded("no memory for a fill in bounded time")),
+        }
+    }
+
+    const fn semaphore(&self, share: Share) -> &Semaphore {
+        match share {
+            Share::InFlight => &self.in_flight,
+            Share::Reserve => &self.reserve,
         }
     }
 
@@ -189,7 +212,17 @@ impl Ledger {
         self.account.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives bytes back to the in-flight share, as far as none have to be withheld.
+    /// Gives bytes back to their share: to the in-flight share as far as none have to be withheld.
+    fn give_back(&self, account: MutexGuard<'_, Account>, share: Share, bytes: u64) {
+        match share {
+            Share::InFlight => self.release(account, bytes),
+            Share::Reserve => {
+                drop(account);
+                self.reserve.add_permits(usize::try_from(bytes).unwrap_or(usize::MAX));
+            }
+        }
+    }
+
     fn release(&self, mut account: MutexGuard<'_, Account>, bytes: u64) {
         let free = account.settle(bytes);
         let cramped = account.withheld > 0;
@@ -201,14 +234,41 @@ impl Ledger {
     }
 }
 
+/// What fills draw on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Share {
+    InFlight,
+    Reserve,
+}
+
+/// The part of the in-flight bytes that is kept in reserve.
+const RESERVE_SHARE: u32 = 8;
+
+/// How long a fill waits for the share before its read goes on in small pieces.
+const GRANT_PATIENCE: Duration = Duration::from_secs(1);
+
+const IN_FLIGHT: &str = "memory.in_flight";
+const LIMIT: &str = "memory.limit";
+
 fn overloaded(detail: &'static str) -> Error {
-    Error::new(Kind::Overloaded("memory.in_flight"), detail)
+    Error::new(Kind::Overloaded(IN_FLIGHT), detail)
+}
+
+/// Whether a fill got no share: then a read can be opened in small pieces, out of the reserve.
+pub fn got_no_share(error: &Error) -> bool {
+    error.kind() == Kind::Overloaded(IN_FLIGHT)
+}
+
+/// Whether a fill failed for want of memory of any kind: a read that is open can go on in small pieces.
+pub fn is_for_want_of_memory(error: &Error) -> bool {
+    matches!(error.kind(), Kind::Overloaded(IN_FLIGHT | LIMIT))
 }
 
 /// Permission to fill some bytes; what is not used is given back on drop.
 #[derive(Debug)]
 pub struct Grant {
     ledger: Arc<Ledger>,
+    share: Share,
     bytes: u64,
 }
 
@@ -217,35 +277,13 @@ impl Grant {
     pub fn charge(&mut self, bytes: u64) -> Option<Charge> {
         self.bytes = self.bytes.checked_sub(bytes)?;
         self.ledger.lock().held.book(None, Some(Use::Filling), bytes);
-        Some(Charge { ledger: Arc::clone(&self.ledger), bytes, state: AtomicU8::new(GRANTED) })
-    }
-
-    /// Makes it as large as `bytes` if that can be had at once: waiting here would be waiting for a second grant.
-    pub fn try_grow_to(&mut self, bytes: u64) -> bool {
-        let more = bytes.saturating_sub(self.bytes);
-        let permit = u32::try_from(more).ok().and_then(|more| self.ledger.in_flight.try_acquire_many(more).ok());
-        let Some(permit) = permit else { return false };
-        permit.forget();
-        self.bytes = self.bytes.saturating_add(more);
-        true
-    }
-
-    /// Bytes of it that are not charged yet.
-    pub const fn left(&self) -> u64 {
-        self.bytes
-    }
-
-    /// Gives back all but `bytes`.
-    pub fn shrink_to(&mut self, bytes: u64) {
-        let surplus = self.bytes.saturating_sub(bytes);
-        self.bytes = self.bytes.saturating_sub(surplus);
-        self.ledger.release(self.ledger.lock(), surplus);
+        Some(Charge { ledger: Arc::clone(&self.ledger), share: self.share, bytes, state: AtomicU8::new(GRANTED) })
     }
 }
 
 impl Drop for Grant {
     fn drop(&mut self) {
-        self.ledger.release(self.ledger.lock(), self.bytes);
+        self.ledger.give_back(self.ledger.lock(), self.share, self.bytes);
     }
 }
 
@@ -259,6 +297,7 @@ const QUEUED: u8 = 0x40;
 #[derive(Debug)]
 pub struct Charge {
     ledger: Arc<Ledger>,
+    share: Share,
     bytes: u64,
     state: AtomicU8,
 }
@@ -303,7 +342,7 @@ impl Charge {
         account.held.book(Some(use_of(before)), Some(use_of(after)), self.bytes);
         if before & GRANTED > after & GRANTED {
             account.landed = account.landed.saturating_add(self.bytes);
-            self.ledger.release(account, self.bytes);
+            self.ledger.give_back(account, self.share, self.bytes);
         }
     }
 }
@@ -317,13 +356,12 @@ impl Drop for Charge {
         let state = *self.state.get_mut();
         let mut account = self.ledger.lock();
         account.held.book(Some(use_of(state)), None, self.bytes);
-        let released = if state & GRANTED == 0 {
+        if state & GRANTED == 0 {
             account.landed = account.landed.saturating_sub(self.bytes);
-            0
+            self.ledger.release(account, 0);
         } else {
-            self.bytes
-        };
-        self.ledger.release(account, released);
+            self.ledger.give_back(account, self.share, self.bytes);
+        }
     }
 }
 
@@ -331,8 +369,11 @@ impl Drop for Charge {
 mod tests {
     use super::*;
 
+    /// With a reserve of 14 bytes this leaves a share of 100.
+    const IN_FLIGHT_BYTES: u64 = 114;
+
     fn ledger() -> Arc<Ledger> {
-        Ledger::new(1000, 100, Duration::from_millis(1))
+        Ledger::new(1000, IN_FLIGHT_BYTES, Duration::from_millis(1))
     }
 
     #[tokio::test(start_paused = true)]
@@ -340,11 +381,9 @@ mod tests {
         let ledger = ledger();
         let mut grant = ledger.grant(80).await.unwrap();
         assert_eq!(ledger.in_flight_free(), 20);
-        grant.shrink_to(60);
-        assert_eq!(ledger.in_flight_free(), 40);
         let stored = grant.charge(30).unwrap();
         let passed_on = grant.charge(20).unwrap();
-        assert!(grant.charge(11).is_none());
+        assert!(grant.charge(31).is_none());
         drop(grant);
         assert_eq!(ledger.in_flight_free(), 50);
         assert_eq!(ledger.held().filling, 50);
@@ -377,7 +416,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_has_landed_beyond_the_room_is_withheld_from_fills() {
-        let ledger = Ledger::new(150, 100, Duration::from_millis(1));
+        let ledger = Ledger::new(150, IN_FLIGHT_BYTES, Duration::from_millis(1));
         let (first, second) = (land(&ledger, 100).await, land(&ledger, 80).await);
         assert_eq!((ledger.withheld(), ledger.in_flight_free()), (30, 70));
         first.pinned();
@@ -405,13 +444,16 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn what_cannot_be_granted_is_refused() {
         let ledger = ledger();
-        let mut some = ledger.grant(10).await.unwrap();
-        assert!(!some.try_grow_to(101) && some.try_grow_to(60) && some.try_grow_to(5));
-        assert_eq!((some.left(), ledger.in_flight_free()), (60, 40));
-        drop(some);
         let all = ledger.grant(100).await.unwrap();
         assert_eq!(ledger.grant(1).await.unwrap_err().kind(), Kind::Overloaded("memory.in_flight"));
+        let small = ledger.grant_small(14).await.unwrap().charge(14).unwrap();
+        assert!(is_for_want_of_memory(&ledger.grant_small(1).await.unwrap_err()));
+        drop(small);
+        assert!(ledger.grant_small(14).await.is_ok());
         drop(all);
+        ledger.shed(true);
+        assert_eq!(ledger.grant(1).await.unwrap_err().kind(), Kind::Overloaded("memory.limit"));
+        ledger.shed(false);
         assert_eq!(ledger.grant(101).await.unwrap_err().kind(), Kind::Overloaded("memory.in_flight"));
         assert!(ledger.grant(100).await.is_ok());
     }

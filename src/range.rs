@@ -92,6 +92,12 @@ impl Cut {
     pub const fn empty() -> Self {
         Self { rest: None, length: NonZeroU64::MIN }
     }
+
+    /// The same bytes, cut into other lengths from here.
+    #[must_use]
+    pub const fn anew(self, length: NonZeroU64) -> Self {
+        Self { rest: self.rest, length }
+    }
 }
 
 impl Iterator for Cut {

@@ -6,11 +6,12 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use crate::error::{Error, Kind};
-use crate::fetch::{Arrived, Fetcher, Found, Opened, Opening, Target};
+use crate::fetch::{Arrived, Fetcher, Found, Opened, Opening, Passage, Target};
 use crate::flight::{Waiter, Wanted};
+use crate::ledger::{got_no_share, is_for_want_of_memory};
 use crate::metadata::{Directory, Known, Life};
 use crate::object::{Metadata, ObjectName};
-use crate::range::{Cut, RangeSpec, Resolved};
+use crate::range::{ByteRange, Cut, RangeSpec, Resolved};
 use crate::store::{Store, Stores};
 use crate::telemetry::ByteSource;
 
@@ -48,6 +49,8 @@ pub enum Outcome {
     Stale(u16),
     /// The store was asked because the client wished it.
     Requested,
+    /// Read past the cache for want of memory.
+    Bypass,
 }
 
 /// An opened read.
@@ -133,6 +136,7 @@ impl Reader {
         match self.try_open(&asked).await {
             // A range that the store refuses although it lay inside the object: the object has become smaller.
             Err(error) if matches!(error.kind(), Kind::Changed | Kind::RangeRefused) => self.try_open(&asked).await,
+            Err(error) if got_no_share(&error) => self.open_in_small_pieces(&asked).await,
             opened => opened,
         }
     }
@@ -146,6 +150,14 @@ impl Reader {
             Known::Nothing => self.learn(asked).await,
             Known::Stale(_) => self.revalidate(asked, Freshened::By).await,
             Known::Fresh(..) | Known::TooOld(_) => self.revalidate(asked, |_| Freshened::ByWish).await,
+        }
+    }
+
+    /// Opens a read that gets no memory to fill the cache with.
+    async fn open_in_small_pieces(&self, asked: &Asked<'_>) -> Result<Read, Error> {
+        match self.directory.find(asked.name, asked.store.freshness(), asked.wishes.max_age).await {
+            Known::Fresh(metadata, _) => self.read(asked, metadata, Freshened::ForWantOfMemory).await,
+            _ => self.revalidate(asked, |_| Freshened::ForWantOfMemory).await,
         }
     }
 
@@ -184,8 +196,12 @@ impl Reader {
         if asked.wishes.only_if_cached && bytes.is_some_and(|bytes| !self.fetcher.holds(&metadata, bytes)) {
             return Err(not_cached());
         }
-        let pieces = bytes.map_or_else(Cut::empty, |bytes| bytes.cut(self.fetcher.extent_max()));
-        let mut body = self.body(asked, &metadata, pieces);
+        let passage = match freshened {
+            Freshened::ForWantOfMemory => Passage::InSmallPieces,
+            _ if asked.wishes.no_store => Passage::Past,
+            _ => Passage::Through,
+        };
+        let mut body = self.body(asked, &metadata, bytes, passage);
         let first = body.find_next();
         let joined = matches!(first, Some(Found::Joined(..)));
         body.first = match first {
@@ -195,6 +211,7 @@ impl Reader {
         let (outcome, age) = match (freshened, body.first.as_ref().map(|first| first.source)) {
             (Freshened::By(status), _) => (Outcome::Stale(status), Duration::ZERO),
             (Freshened::ByWish, _) => (Outcome::Requested, Duration::ZERO),
+            (Freshened::ForWantOfMemory, _) => (Outcome::Bypass, Duration::ZERO),
             (Freshened::Was(life), Some(ByteSource::Memory) | None) => (Outcome::Memory(life.ttl), life.age),
             (Freshened::Was(life), Some(ByteSource::Disk)) => (Outcome::Disk(life.ttl), life.age),
             (_, Some(ByteSource::Upstream)) if joined => (Outcome::Collapsed, Duration::ZERO),
@@ -207,16 +224,21 @@ impl Reader {
     async fn read_on(&self, asked: &Asked<'_>, opening: &Opening, outcome: Outcome) -> Result<Read, Error> {
         let metadata = Arc::clone(&opening.metadata);
         let resolved = asked.spec.resolve(metadata.size);
-        let bytes = resolved.bytes(metadata.size);
-        let mut pieces = bytes.map_or_else(Cut::empty, |bytes| bytes.cut(self.fetcher.extent_max()));
-        pieces.next();
-        let mut body = self.body(asked, &metadata, pieces);
+        let mut body = self.body(asked, &metadata, resolved.bytes(metadata.size), Passage::Through);
+        body.pieces.next();
         body.first = Some(body.wait(opening.first.clone(), opening.range.end(), outcome == Outcome::Miss).await?);
         Ok(Read { metadata, resolved, outcome, age: Duration::ZERO, body })
     }
 
-    fn body(&self, asked: &Asked<'_>, metadata: &Arc<Metadata>, pieces: Cut) -> ReadBody {
-        let target = self.fetcher.target(asked.store, metadata, asked.wishes.no_store);
+    fn body(
+        &self,
+        asked: &Asked<'_>,
+        metadata: &Arc<Metadata>,
+        bytes: Option<ByteRange>,
+        passage: Passage,
+    ) -> ReadBody {
+        let target = self.fetcher.target(asked.store, metadata, passage);
+        let pieces = bytes.map_or_else(Cut::empty, |bytes| bytes.cut(self.fetcher.extent_max(passage)));
         ReadBody { first: None, pieces, ahead: None, fetcher: Arc::clone(&self.fetcher), target }
     }
 }
@@ -240,6 +262,8 @@ enum Freshened {
     ByWish,
     /// It was learned for this read.
     Now,
+    /// It is, and there is no memory to fill the cache with.
+    ForWantOfMemory,
 }
 
 fn not_cached() -> Error {
@@ -252,8 +276,24 @@ impl ReadBody {
         if let Some(first) = self.first.take() {
             return Some(Ok(first));
         }
+        let before = self.pieces.clone();
         let found = self.find_next()?;
-        Some(self.take(found).await)
+        match self.take(found).await {
+            Err(error) if self.can_go_on_without(&error) => {
+                // From here on, past the cache and in small pieces.
+                let passage = Passage::InSmallPieces;
+                self.target = self.fetcher.target(&self.target.store, &self.target.metadata, passage);
+                self.pieces = before.anew(self.fetcher.extent_max(passage));
+                self.ahead = None;
+                let found = self.find_next()?;
+                Some(self.take(found).await)
+            }
+            taken => Some(taken),
+        }
+    }
+
+    fn can_go_on_without(&self, error: &Error) -> bool {
+        is_for_want_of_memory(error) && self.target.passage != Passage::InSmallPieces
     }
 
     /// The bytes, when the first extent is all of them.
@@ -267,7 +307,7 @@ impl ReadBody {
         let found = self.fetcher.find(&self.target, piece, self.pieces.clone());
         self.ahead.take_if(|ahead| ahead.end < piece.end());
         if self.ahead.as_ref().is_some_and(|ahead| ahead.led) && matches!(found, Found::Led(..)) {
-            self.target.shorten_runs(self.fetcher.extent_max());
+            self.target.shorten_runs(self.fetcher.extent_max(self.target.passage));
         }
         Some(found)
     }

@@ -162,17 +162,36 @@ impl Store {
         known.into_iter().find(|known| *known as u8 == state).unwrap_or(StoreState::Unknown)
     }
 
+    /// Waits for a turn among all requests to stores.
+    ///
+    /// A fill takes it before its memory: whoever has memory can go on, and will give it back.
+    pub async fn turn(&self) -> Result<Turn, Error> {
+        match timeout(self.queue_timeout, Arc::clone(&self.turns).acquire_owned()).await {
+            Ok(Ok(place)) => Ok(Turn { _place: place }),
+            _ => Err(Error::new(
+                Kind::Overloaded("fetch.concurrency"),
+                "no turn at the store within fetch.queue_timeout",
+            )),
+        }
+    }
+
     /// Asks for a part of an object, of the version with that strong tag if one is given.
     ///
     /// The answer's range, total and version have been checked against each other; its length is checked by whoever
     /// reads the body, because only then is it known.
-    pub async fn get(self: &Arc<Self>, key: &ObjectKey, span: Span, if_match: Option<&str>) -> Result<Answer, Error> {
+    pub async fn get(
+        self: &Arc<Self>,
+        _turn: &Turn,
+        key: &ObjectKey,
+        span: Span,
+        if_match: Option<&str>,
+    ) -> Result<Answer, Error> {
         let options = GetOptions {
             range: Some(span.to_get_range()),
             if_match: if_match.map(str::to_owned),
             ..GetOptions::default()
         };
-        let (result, turn) = match self.ask("get", key, options).await {
+        let result = match self.ask("get", key, options).await {
             Err(error) if fault::is_not_modified(&error) => {
                 return Err(self.fault(Error::new(Kind::Protocol, "not modified, which was no condition")));
             }
@@ -191,15 +210,16 @@ impl Store {
             )));
         };
         let metadata = self.metadata(key, &result);
-        Ok(Answer { metadata, range, body: result.into_stream(), store: Arc::clone(self), _turn: turn })
+        Ok(Answer { metadata, range, body: result.into_stream(), store: Arc::clone(self) })
     }
 
     /// Asks for an object's metadata, or whether the version known is still current.
     pub async fn head(self: &Arc<Self>, key: &ObjectKey, known: Option<&Metadata>) -> Result<Head, Error> {
         let if_none_match = known.and_then(Metadata::strong_etag).map(str::to_owned);
         let options = GetOptions { head: true, if_none_match, ..GetOptions::default() };
+        let _turn = self.turn().await?;
         match self.ask("head", key, options).await {
-            Ok((result, _turn)) => Ok(Head::Current(self.metadata(key, &result))),
+            Ok(result) => Ok(Head::Current(self.metadata(key, &result))),
             Err(error) if fault::is_not_modified(&error) => Ok(Head::NotModified),
             Err(error) => Err(error),
         }
@@ -227,20 +247,8 @@ impl Store {
         }
     }
 
-    async fn ask(
-        &self,
-        operation: &'static str,
-        key: &ObjectKey,
-        options: GetOptions,
-    ) -> Result<(GetResult, OwnedSemaphorePermit), Error> {
+    async fn ask(&self, operation: &'static str, key: &ObjectKey, options: GetOptions) -> Result<GetResult, Error> {
         let path = exact_path(key)?;
-        let turn = timeout(self.queue_timeout, Arc::clone(&self.turns).acquire_owned()).await;
-        let Ok(Ok(turn)) = turn else {
-            return Err(Error::new(
-                Kind::Overloaded("fetch.concurrency"),
-                "no turn at the store within fetch.queue_timeout",
-            ));
-        };
         let begun = Instant::now();
         let result = match timeout(self.stall_timeout, self.objects.get_opts(&path, options)).await {
             Ok(result) => result.map_err(|error| fault::classify(&error)),
@@ -252,7 +260,7 @@ impl Store {
             Err(error) if fault::is_fault(&error) => Err(self.fault(error)),
             result => {
                 self.state.store(StoreState::Up as u8, Ordering::Relaxed);
-                result.map(|result| (result, turn))
+                result
             }
         }
     }
@@ -281,7 +289,12 @@ pub struct Answer {
     pub range: ByteRange,
     body: BoxStream<'static, object_store::Result<Bytes>>,
     store: Arc<Store>,
-    _turn: OwnedSemaphorePermit,
+}
+
+/// One of the requests to stores that may be under way at once.
+#[derive(Debug)]
+pub struct Turn {
+    _place: OwnedSemaphorePermit,
 }
 
 impl Answer {

@@ -44,7 +44,7 @@ pub enum ReadOutcome {
     Collapsed,
     /// The metadata was stale and was revalidated first.
     Stale,
-    /// The client wished the store to be asked.
+    /// The client wished the store to be asked, or there was no memory to fill the cache with.
     Bypass,
     /// 304.
     NotModified,

@@ -27,8 +27,8 @@ keys! {
     ADMIN_LISTEN = "server.admin_listen", "127.0.0.1:9090",
         "Address of the admin API: health, metrics, debug.";
     CONNECTIONS_MAX = "server.connections_max", "",
-        "Client connections at once; further ones are closed. Derived: a sixteenth of the memory limit at 8 KiB and `header_bytes_max` each, 64 to 16384.";
-    HEADER_BYTES_MAX = "server.header_bytes_max", "16KiB",
+        "Client connections at once; further ones are closed. Derived: a twelfth of the memory limit at 14 KiB and `header_bytes_max` each up to 1024, a sixty-fourth above; 64 to 16384.";
+    HEADER_BYTES_MAX = "server.header_bytes_max", "8KiB",
         "Longest request head; a longer one is 431. At least 8 KiB.";
     HEADER_TIMEOUT = "server.header_timeout", "60s",
         "A connection that has not sent a whole request head for so long is closed, idle ones included.";
@@ -41,7 +41,7 @@ keys! {
     MEMORY_LIMIT = "memory.limit", "",
         "Limit for the resident memory of the whole process. Default: 75 % of the cgroup's limit, else 25 % of RAM.";
     MEMORY_IN_FLIGHT = "memory.in_flight", "",
-        "The share of the limit that fills may hold at once. Derived: an eighth of the limit, at least two runs.";
+        "The share of the limit that fills may hold at once. Derived: a sixteenth of the limit up to 32 MiB, a twenty-fourth above, at least eight extents. An eighth of it is the reserve for reads in small pieces.";
     GOVERNOR = "memory.governor", "true",
         "Watch resident memory: near the limit give free pages back, make the cache smaller, refuse fills. Off: the limit may be passed.";
     SWITCH_OFF = "memory.switch_off", "",
@@ -53,7 +53,7 @@ keys! {
     DISK_CAPACITY = "disk.capacity", "",
         "Bytes that the disk tier may take, reserved at start; at least 64 MiB.";
     DISK_ENTRIES_MAX = "disk.entries_max", "",
-        "Entries of the disk tier: they bound its index in memory, 115 B each. Derived: a sixteenth of the memory limit.";
+        "Entries of the disk tier: they bound its index in memory, 115 B each. Derived: a forty-eighth of the memory limit.";
     DISK_ALLOW_TMPFS = "disk.allow_tmpfs", "false",
         "Whether the directory may be on a tmpfs, whose pages are memory that the limit does not count.";
     EXTENT_MAX = "fetch.extent_max", "",
@@ -61,7 +61,7 @@ keys! {
     RUN_MAX = "fetch.run_max", "",
         "Longest single GET to a store, rounded down to whole extents, at most 256. Derived: 8 extents.";
     CONCURRENCY = "fetch.concurrency", "",
-        "Requests under way to all stores at once. Derived: a twelfth of the memory limit at 448 KiB each, 16 to 256.";
+        "Requests under way to all stores at once. Derived: a sixteenth of the memory limit at 448 KiB each up to 64, a sixty-fourth above; 16 to 256.";
     QUEUE_TIMEOUT = "fetch.queue_timeout", "10s",
         "How long a fill waits for memory or for its turn at the store before it is refused with 503.";
     CONNECT_TIMEOUT = "fetch.connect_timeout", "5s",

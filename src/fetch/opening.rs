@@ -7,7 +7,7 @@ use backon::Retryable;
 use tokio::time::Instant;
 
 use super::run::Run;
-use super::{Arrived, Fetcher, weight_of};
+use super::{Arrived, Fetcher, Passage};
 use crate::buffer::ExactBuffer;
 use crate::error::{Error, Kind};
 use crate::flight::{Interest, Landing, Waiter};
@@ -15,7 +15,7 @@ use crate::ledger::Grant;
 use crate::metadata::Known;
 use crate::object::{ExtentKey, Metadata, ObjectName};
 use crate::range::{ByteRange, RangeSpec};
-use crate::store::{Answer, Span, Store};
+use crate::store::{Answer, Span, Store, Turn};
 
 /// The first GET of an object of which nothing was known: what it taught, and the extents it is filling.
 #[derive(Debug)]
@@ -39,18 +39,17 @@ pub enum Opened {
     Known,
 }
 
-/// What the first GET asks for, and the bytes to have a grant for before it.
-///
-/// Where the length is not known the grant is for one extent: it grows when the length is, if there is room.
+/// What the first GET asks for, and the bytes of its first extent, which there is a grant for before it.
 #[derive(Clone, Copy, Debug)]
 struct FirstGet {
     span: Span,
     weight: u64,
 }
 
-/// Its answer, the grant for what it brings, and when it was asked for.
+/// Its answer, what it was given to be asked with, and when it was asked for.
 struct FirstAnswer {
     answer: Answer,
+    turn: Turn,
     grant: Grant,
     asked_at: Instant,
 }
@@ -106,28 +105,27 @@ impl Fetcher {
     }
 
     async fn first_answer(&self, store: &Arc<Store>, name: &ObjectName, first: FirstGet) -> Result<FirstAnswer, Error> {
+        let turn = store.turn().await?;
         let grant = self.ledger.grant(first.weight).await?;
         let asked_at = Instant::now();
-        let get = || store.get(&name.key, first.span, None);
+        let get = || store.get(&turn, &name.key, first.span, None);
         let answer = get.retry(self.pauses()).when(|error: &Error| error.kind().is_transient()).await?;
-        Ok(FirstAnswer { answer, grant, asked_at })
+        Ok(FirstAnswer { answer, turn, grant, asked_at })
     }
 
     fn first_get(&self, spec: RangeSpec) -> Option<FirstGet> {
-        let (run_max, extent_max) = (self.config.run_max, self.config.extent_max);
-        let exactly = |span, length| Some(FirstGet { span, weight: weight_of(ByteRange::new(0, length)?, extent_max) });
-        let one_extent = |span| FirstGet { span, weight: ExactBuffer::weight_of(extent_max.get()) };
-        match spec {
-            RangeSpec::Whole => ByteRange::new(0, run_max.get()).map(Span::Part).map(one_extent),
-            RangeSpec::From(start) => {
-                ByteRange::new(start, start.saturating_add(run_max.get())).map(Span::Part).map(one_extent)
-            }
-            RangeSpec::Part(range) => exactly(Span::Part(range.head(run_max)), range.head(run_max).len()),
-            RangeSpec::Suffix(length) => {
-                let span = Span::Suffix(NonZeroU64::new(length)?);
-                if length <= run_max.get() { exactly(span, length) } else { Some(one_extent(span)) }
-            }
-        }
+        let run_max = self.config.run_max;
+        let span = match spec {
+            RangeSpec::Whole => Span::Part(ByteRange::new(0, run_max.get())?),
+            RangeSpec::From(start) => Span::Part(ByteRange::new(start, start.saturating_add(run_max.get()))?),
+            RangeSpec::Part(range) => Span::Part(range.head(run_max)),
+            RangeSpec::Suffix(length) => Span::Suffix(NonZeroU64::new(length)?),
+        };
+        let length = match span {
+            Span::Part(range) => range.len(),
+            Span::Suffix(length) => length.get(),
+        };
+        Some(FirstGet { span, weight: ExactBuffer::weight_of(length.min(self.config.extent_max.get())) })
     }
 
     /// Makes what was learned known, and the extents of the answer joinable.
@@ -138,9 +136,9 @@ impl Fetcher {
         interest: Arc<Interest>,
         first: FirstAnswer,
     ) -> (Run, Answer) {
-        let FirstAnswer { answer, mut grant, asked_at } = first;
+        let FirstAnswer { answer, turn, grant, asked_at } = first;
         let metadata = Arc::new(self.directory.dated(answer.metadata.clone()));
-        let range = self.granted(answer.range.head(self.config.run_max), &mut grant);
+        let range = answer.range.head(self.config.run_max);
         // A flight of the same extent that is under way for another range goes on beside this one: whoever joins from here
         // on joins this one. The bytes of both are the same version's.
         let mut tower = self.extents.look();
@@ -151,25 +149,9 @@ impl Fetcher {
         drop(tower);
         // In this order: whoever sees the metadata sees the flights.
         self.directory.learned(&metadata, asked_at);
-        let target = self.target(store, &metadata, false);
+        let target = self.target(store, &metadata, Passage::Through);
         let run = Run::new(&target, range, landings, interest);
         landing.land(Ok(Arc::new(Opening { metadata, range, first })));
-        (run.with_grant(grant), answer)
-    }
-
-    /// As much of the range as there is room for, from its start; at least one extent.
-    fn granted(&self, range: ByteRange, grant: &mut Grant) -> ByteRange {
-        let extent_max = self.config.extent_max;
-        let wanted = weight_of(range, extent_max);
-        if grant.try_grow_to(wanted) {
-            grant.shrink_to(wanted);
-            return range;
-        }
-        let (mut left, mut end) = (grant.left(), range.start());
-        for piece in range.cut(extent_max) {
-            let Some(after) = left.checked_sub(ExactBuffer::weight_of(piece.len())) else { break };
-            (left, end) = (after, piece.end());
-        }
-        ByteRange::new(range.start(), end).unwrap_or(range.head(extent_max))
+        (run.with(turn, grant), answer)
     }
 }

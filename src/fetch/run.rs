@@ -7,15 +7,15 @@ use std::time::Duration;
 use backon::BackoffBuilder;
 use tokio::time::Instant;
 
-use super::{Arrived, Fetcher, Target, weight_of};
+use super::{Arrived, Fetcher, Passage, Target};
 use crate::buffer::arena::Arena;
 use crate::buffer::{ExactBuffer, Inexact};
 use crate::error::{Error, Kind};
 use crate::flight::{Interest, Landing};
-use crate::ledger::Grant;
+use crate::ledger::{Grant, is_for_want_of_memory};
 use crate::object::{ExtentKey, Metadata};
 use crate::range::ByteRange;
-use crate::store::{Answer, Span};
+use crate::store::{Answer, Span, Turn};
 use crate::telemetry::ByteSource;
 
 /// How long an extent that has begun to arrive may go on when nobody waits for it: whoever was impatient finds it the
@@ -30,7 +30,9 @@ pub(super) struct Run {
     /// Extents still to come, in order; the first of them is in `buffer`.
     landings: VecDeque<Landing<ExtentKey, Arrived>>,
     buffer: Option<ExactBuffer>,
+    /// For the extent that comes next.
     grant: Option<Grant>,
+    turn: Option<Turn>,
     interest: Arc<Interest>,
     /// Since when nobody waits for it.
     unwanted_since: Option<Instant>,
@@ -43,11 +45,20 @@ impl Run {
         landings: VecDeque<Landing<ExtentKey, Arrived>>,
         interest: Arc<Interest>,
     ) -> Self {
-        Self { target: target.clone(), range, landings, buffer: None, grant: None, interest, unwanted_since: None }
+        Self {
+            target: target.clone(),
+            range,
+            landings,
+            buffer: None,
+            grant: None,
+            turn: None,
+            interest,
+            unwanted_since: None,
+        }
     }
 
-    pub(super) fn with_grant(mut self, grant: Grant) -> Self {
-        self.grant = Some(grant);
+    pub(super) fn with(mut self, turn: Turn, grant: Grant) -> Self {
+        (self.turn, self.grant) = (Some(turn), Some(grant));
         self
     }
 
@@ -61,12 +72,19 @@ impl Run {
     /// Takes the bytes that came, as far as they belong to this run; gives back those that do not.
     ///
     /// The last extent does not land here but when the body has ended: a body that goes on was not the one announced.
-    fn take<'a>(&mut self, mut bytes: &'a [u8], fetcher: &Fetcher) -> Result<&'a [u8], Error> {
+    /// Before each extent its memory is waited for; nothing is held then, and the store waits with us.
+    async fn take<'a>(&mut self, mut bytes: &'a [u8], fetcher: &Fetcher) -> Result<&'a [u8], Error> {
         while !bytes.is_empty() && self.rest().is_some() {
             let Some(landing) = self.landings.front() else { break };
-            let mut buffer = match self.buffer.take() {
-                Some(buffer) => buffer,
-                None => allocate_for_fill(&fetcher.arena, landing.key().range(), self.grant.as_mut())?,
+            let mut buffer = if let Some(buffer) = self.buffer.take() {
+                buffer
+            } else {
+                let extent = landing.key().range();
+                let grant = match self.grant.take() {
+                    Some(grant) => grant,
+                    None => fetcher.grant(&self.target, extent).await?,
+                };
+                allocate_for_fill(&fetcher.arena, extent, grant)?
             };
             let (now, later) = bytes.split_at(bytes.len().min(buffer.missing()));
             buffer.append(now).map_err(inexact)?;
@@ -85,7 +103,7 @@ impl Run {
     fn land(&mut self, buffer: ExactBuffer, fetcher: &Fetcher) -> Result<(), Error> {
         let extent = buffer.finish().inspect_err(|_| fetcher.metrics.not_stored("inexact")).map_err(inexact)?;
         if let Some(landing) = self.landings.pop_front() {
-            if self.target.past_the_cache {
+            if self.target.passage.is_past_the_cache() {
                 extent.charge().pinned();
             } else {
                 fetcher.cache.insert(landing.key().clone(), extent.clone());
@@ -124,9 +142,8 @@ impl Run {
 
 /// The allocation of every fill: a name of its own in heap profiles, so that fills stand apart.
 #[inline(never)]
-fn allocate_for_fill(arena: &Arc<Arena>, extent: ByteRange, grant: Option<&mut Grant>) -> Result<ExactBuffer, Error> {
-    let grant = grant.ok_or_else(|| Error::new(Kind::Internal, "a fill without a grant"))?;
-    let buffer = ExactBuffer::allocate(arena, extent.len(), grant);
+fn allocate_for_fill(arena: &Arc<Arena>, extent: ByteRange, mut grant: Grant) -> Result<ExactBuffer, Error> {
+    let buffer = ExactBuffer::allocate(arena, extent.len(), &mut grant);
     // Else the call above takes the place of this frame, and its name with it.
     std::hint::black_box(buffer)
 }
@@ -151,17 +168,29 @@ impl Fetcher {
 
     /// Fills a run from the beginning.
     pub(super) async fn fill(&self, mut run: Run) {
-        let filled = match self.ledger.grant(weight_of(run.range, self.config.extent_max)).await {
-            Ok(grant) => {
-                run.grant = Some(grant);
-                match run.give_up_unless_wanted(self) {
-                    Ok(()) => self.pour(&mut run, None).await,
-                    Err(error) => Err(error),
-                }
-            }
+        let filled = match self.begin_fill(&mut run).await {
+            Ok(()) => self.pour(&mut run, None).await,
             Err(error) => Err(error),
         };
         self.finish(run, filled);
+    }
+
+    /// Waits for a turn at the store, then for the memory of the first extent: whoever has memory can go on.
+    async fn begin_fill(&self, run: &mut Run) -> Result<(), Error> {
+        run.turn = Some(run.target.store.turn().await?);
+        if let Some(first) = run.landings.front() {
+            run.grant = Some(self.grant(&run.target, first.key().range()).await?);
+        }
+        run.give_up_unless_wanted(self)
+    }
+
+    /// The memory for one extent.
+    async fn grant(&self, target: &Target, extent: ByteRange) -> Result<Grant, Error> {
+        let weight = ExactBuffer::weight_of(extent.len());
+        match target.passage {
+            Passage::InSmallPieces => self.ledger.grant_small(weight).await,
+            Passage::Through | Passage::Past => self.ledger.grant(weight).await,
+        }
     }
 
     /// Fills a run whose first GET has been answered.
@@ -176,6 +205,8 @@ impl Fetcher {
         match error.kind() {
             Kind::Changed | Kind::NotFound | Kind::RangeRefused => self.directory.disproved(&run.target.metadata),
             Kind::Abandoned => {}
+            // Those who wait go on in small pieces: no fault of the store, and as many lines as there are fills.
+            _ if is_for_want_of_memory(&error) => tracing::debug!(%error, "no memory for a fill"),
             kind => {
                 let (object, range) = (run.target.metadata.id.name(), run.range);
                 let detail = error.detail();
@@ -208,17 +239,18 @@ impl Fetcher {
             (Some(answer), _) => answer,
             (None, Some(rest)) => {
                 let key = &run.target.metadata.id.name().key;
-                run.target.store.get(key, Span::Part(rest), run.target.metadata.strong_etag()).await?
+                let turn = run.turn.as_ref().ok_or_else(|| Error::new(Kind::Internal, "a fill without a turn"))?;
+                run.target.store.get(turn, key, Span::Part(rest), run.target.metadata.strong_etag()).await?
             }
             (None, None) => return Ok(()),
         };
         check_version(&answer, &run.target.metadata)?;
-        // An answer holds more than the run where the grant did not reach for all of it, or a suffix was that long.
+        // An answer holds more than the run where a suffix is longer than one.
         let surplus_expected = answer.range.end() > run.range.end();
         while let Some(bytes) = answer.next().await {
             let bytes = bytes?;
             run.give_up_if_long_unwanted(self)?;
-            let surplus = run.take(&bytes, self)?;
+            let surplus = run.take(&bytes, self).await?;
             if surplus_expected && run.rest().is_none() {
                 break;
             }

@@ -165,8 +165,44 @@ struct MemoryDocument {
     buffers: Buffers,
     cache: CacheUsage,
     sum: Sum,
+    /// What a cgroup has to allow beside the limit.
+    kernel_reserve_bytes: u64,
+    gaps: Gaps,
     accounted_bytes: u64,
     accounted_ratio: Option<f64>,
+}
+
+/// What no heap profile shows: each is the difference of two of the numbers above, so that growth without an allocation
+/// has a name.
+#[derive(Debug, Serialize)]
+#[expect(clippy::struct_field_names, reason = "the names are the contract's, and say their unit")]
+struct Gaps {
+    /// Allocated and not accounted for: what the server cannot name.
+    unnamed_bytes: u64,
+    /// Active and not allocated: room in pages that hold live allocations.
+    fragmentation_bytes: u64,
+    /// Resident as the allocator believes, and neither active nor its own structures: free pages not given back yet.
+    free_pages_bytes: u64,
+    /// Resident and not the allocator's: program, stacks, what others mapped.
+    outside_allocator_bytes: u64,
+    /// Resident and shared with other processes.
+    shared_bytes: u64,
+    /// What fills may not use because more has landed than there is room for.
+    withheld_bytes: u64,
+}
+
+impl Gaps {
+    const fn between(process: ProcessMemory, allocator: AllocatorMemory, accounted: u64, withheld_bytes: u64) -> Self {
+        let in_use = allocator.active_bytes.saturating_add(allocator.metadata_bytes);
+        Self {
+            unnamed_bytes: allocator.allocated_bytes.saturating_sub(accounted),
+            fragmentation_bytes: allocator.active_bytes.saturating_sub(allocator.allocated_bytes),
+            free_pages_bytes: allocator.resident_bytes.saturating_sub(in_use),
+            outside_allocator_bytes: process.rss_bytes.saturating_sub(allocator.resident_bytes),
+            shared_bytes: process.rss_bytes.saturating_sub(process.uss_bytes),
+            withheld_bytes,
+        }
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -198,16 +234,19 @@ impl AdminApi {
         let terms =
             [self.baseline_bytes, cache.usage_bytes, cache.metadata_bytes, held.filling, held.pinned, held.disk_queue];
         let accounted_bytes = terms.into_iter().fold(0, u64::saturating_add);
+        let process = ProcessMemory::read();
         MemoryDocument {
             limit_bytes: self.config.memory.limit,
             limit_source: self.config.memory.limit_source,
             state: self.governor.state(),
-            process: ProcessMemory::read(),
+            process,
             cgroup: Cgroup::find().map(|cgroup| cgroup.read()),
             allocator,
             buffers: held.into(),
             cache,
             sum: self.config.memory.budget.sum,
+            kernel_reserve_bytes: self.config.memory.budget.kernel_bytes,
+            gaps: Gaps::between(process, allocator, accounted_bytes, self.ledger.withheld()),
             accounted_bytes,
             accounted_ratio: ratio(allocator.allocated_bytes, accounted_bytes),
         }

@@ -216,7 +216,7 @@ impl From<Outcome> for ReadOutcome {
             Outcome::Collapsed => Self::Collapsed,
             Outcome::Disk(_) => Self::Disk,
             Outcome::Stale(_) => Self::Stale,
-            Outcome::Requested => Self::Bypass,
+            Outcome::Requested | Outcome::Bypass => Self::Bypass,
         }
     }
 }

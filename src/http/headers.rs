@@ -144,6 +144,7 @@ pub fn add_cache_status(headers: &mut HeaderMap, outcome: Outcome) {
         Outcome::Collapsed => "halfopen; fwd=miss; collapsed".into(),
         Outcome::Disk(ttl) => format!("halfopen; hit; detail=disk; ttl={}", seconds(ttl)).into(),
         Outcome::Requested => "halfopen; fwd=request".into(),
+        Outcome::Bypass => "halfopen; fwd=bypass".into(),
         Outcome::Stale(status) => format!("halfopen; fwd=stale; fwd-status={status}").into(),
     };
     insert(headers, CACHE_STATUS, &status);

@@ -9,16 +9,22 @@ use serde::Serialize;
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 
-/// Resident when idle: program text and data, runtime, allocator structures, profiler. Measured 21 MiB idle and 26 MiB
+/// Resident when idle: program text and data, runtime, allocator structures, profiler. Measured 13 MiB idle and 18 MiB
 /// after a first request of every kind, on x86-64.
-const BASELINE_BYTES: u64 = 28 * MIB;
+const BASELINE_BYTES: u64 = 22 * MIB;
 
 /// Touched stack of a thread: tokio's workers use under 64 KiB in the profile of a busy server.
 const STACK_BYTES: u64 = 64 * KIB;
 
-/// A client connection beside its read buffer, which grows to `server.header_bytes_max`: hyper's state, the queue of what
-/// is to be written, and one request.
-const CONNECTION_BYTES: u64 = 8 * KIB;
+/// A client connection beside its read buffer, which grows to `server.header_bytes_max`: its task, hyper's state, the
+/// queue of what is to be written, and one request. Measured 12 to 14 KiB over 600 connections.
+const CONNECTION_BYTES: u64 = 14 * KIB;
+
+/// Connections that there should be room for, if they take no more than a twelfth of the limit.
+const CONNECTIONS: u64 = 1024;
+
+/// Requests to stores that there should be room for, if their buffers take no more than a sixteenth of the limit.
+const CONCURRENCY: u64 = 64;
 
 /// A connection to a store: hyper's read buffer adapts up to 408 KiB, and the kernel's part is not resident here.
 const UPSTREAM_BYTES: u64 = 448 * KIB;
@@ -32,6 +38,12 @@ const EXTENT_BYTES_MAX: u64 = MIB;
 /// The smallest derived extent: below it the price per request outweighs the memory saved.
 const EXTENT_BYTES_MIN: u64 = 64 * KIB;
 
+/// The kernel's memory for this process that a cgroup counts beside its resident memory: slab and the binary's pages,
+/// page tables (8 B for each 4 KiB) and what else grows with memory, and a socket's buffers while its client reads.
+const KERNEL_BYTES: u64 = 16 * MIB;
+const KERNEL_SHARE: u64 = 64;
+const SOCKET_BYTES: u64 = 32 * KIB;
+
 /// Extents of the longest run: each is a flight, and they begin under one lock.
 const RUN_EXTENTS_MAX: u64 = 256;
 
@@ -42,8 +54,8 @@ const EXTENTS_MIN: u64 = 8 * CACHE_SHARDS;
 /// Shards of the cache: 8 fill to 0.99 of its capacity, 64 to 0.92 (measured), and 8 locks are enough for 2 to 16 cores.
 pub const CACHE_SHARDS: u64 = 8;
 
-/// Pages are given back each time this share of the payload limit was freed (2 %), at most [`PURGE_BYTES_MAX`].
-const PURGE_SHARE: u64 = 50;
+/// Pages are given back each time this share of the payload limit was freed (1.6 %), at most [`PURGE_BYTES_MAX`].
+const PURGE_SHARE: u64 = 64;
 const PURGE_BYTES_MAX: u64 = 64 * MIB;
 
 /// Memory of the disk tier's index for one entry: foyer's takes 60 to 65 B at 200,000 entries, and 115 B at 50,000, when
@@ -71,9 +83,9 @@ pub struct Plan {
     pub upstream_concurrency: Option<u64>,
     /// Bytes that fills may hold at once.
     pub in_flight: Option<u64>,
-    /// Longest extent.
+    /// Longest extent, that is the most one fill holds.
     pub extent_max: Option<NonZeroU64>,
-    /// Longest run, that is the most one fill may hold.
+    /// Longest run.
     pub run_max: Option<NonZeroU64>,
     /// Whether there is a disk tier.
     pub disk: bool,
@@ -111,6 +123,8 @@ pub struct Sum {
 pub struct Budget {
     /// The terms.
     pub sum: Sum,
+    /// What a cgroup has to allow beside the limit, in bytes.
+    pub kernel_bytes: u64,
     /// Client connections.
     pub connections_max: u64,
     /// Requests to stores under way at once.
@@ -145,13 +159,13 @@ pub enum Indivisible {
         /// The key behind the largest term that can be configured.
         largest: &'static str,
     },
-    /// The in-flight share does not hold one run.
+    /// The in-flight share does not hold the extents it has to.
     #[error(
-        "memory.in_flight is {in_flight_bytes} bytes, and runs of {run_max} need {in_flight_min}: raise it, or lower fetch.run_max"
+        "memory.in_flight is {in_flight_bytes} bytes, and extents of {extent_max} need {in_flight_min}: raise it, or lower fetch.extent_max"
     )]
-    RunTooLong {
-        /// Longest run.
-        run_max: NonZeroU64,
+    ShareTooSmall {
+        /// Longest extent.
+        extent_max: NonZeroU64,
         /// The share.
         in_flight_bytes: u64,
         /// What it has to be.
@@ -176,22 +190,25 @@ impl Plan {
     pub fn divide(self) -> Result<Budget, Indivisible> {
         let limit = self.limit;
         let connection_bytes = CONNECTION_BYTES + self.header_bytes_max;
-        let connections_max = self.connections_max.unwrap_or((limit / 16 / connection_bytes).clamp(64, 16 << 10));
-        let upstream_concurrency = self.upstream_concurrency.unwrap_or((limit / 12 / UPSTREAM_BYTES).clamp(16, 256));
-        let derived_extent = EXTENT_BYTES_MAX.min(previous_power_of_two(limit / 4 / EXTENTS_MIN));
+        let connections = (limit / 12 / connection_bytes).min(CONNECTIONS).max(limit / 64 / connection_bytes);
+        let connections_max = self.connections_max.unwrap_or(connections.clamp(64, 16 << 10));
+        let concurrency = (limit / 16 / UPSTREAM_BYTES).min(CONCURRENCY).max(limit / 64 / UPSTREAM_BYTES);
+        let upstream_concurrency = self.upstream_concurrency.unwrap_or(concurrency.clamp(16, 256));
+        let derived_extent = EXTENT_BYTES_MAX.min(previous_power_of_two(limit / 8 / EXTENTS_MIN));
         let extent_max = self.extent_max.unwrap_or(nonzero(derived_extent.max(EXTENT_BYTES_MIN)));
         let run_max = self.run_max.map_or(8 * extent_max.get(), |run| run.get().max(extent_max.get()));
         let run_max = nonzero((run_max - run_max % extent_max.get()).min(RUN_EXTENTS_MAX * extent_max.get()));
-        // A run's buffers with what the allocator rounds them up by, or an extent read from disk and decoded.
-        let in_flight_min = (run_max.get() / 4 * 5).max(3 * extent_max.get());
-        let in_flight_bytes = self.in_flight.unwrap_or((limit / 8).min(1 << 30).max(2 * in_flight_min));
+        // A fill holds one extent; a read from disk two and a little. An eighth is the reserve.
+        let in_flight_min = 4 * extent_max.get();
+        let derived_in_flight = (limit / 24).max((limit / 16).min(32 * MIB)).min(1 << 30).max(8 * extent_max.get());
+        let in_flight_bytes = self.in_flight.unwrap_or(derived_in_flight);
         if in_flight_bytes < in_flight_min {
-            return Err(Indivisible::RunTooLong { run_max, in_flight_bytes, in_flight_min });
+            return Err(Indivisible::ShareTooSmall { extent_max, in_flight_bytes, in_flight_min });
         }
 
         let (disk_buffer_bytes, disk_entries_max) = if self.disk {
-            let buffer = (limit / 32).clamp(4 * MIB, 32 * MIB).max(2 * extent_max.get()).next_multiple_of(MIB);
-            (buffer, self.disk_entries_max.unwrap_or(limit / 16 / DISK_INDEX_ENTRY_BYTES))
+            let buffer = (limit / 128).clamp(2 * MIB, 32 * MIB).max(2 * extent_max.get()).next_multiple_of(MIB);
+            (buffer, self.disk_entries_max.unwrap_or(limit / 48 / DISK_INDEX_ENTRY_BYTES))
         } else {
             (0, 0)
         };
@@ -209,8 +226,8 @@ impl Plan {
         };
         let payload = limit.saturating_sub(sum.total());
         let purge_every = (payload / PURGE_SHARE).clamp(MIB, PURGE_BYTES_MAX);
-        // Two purges' worth can be free at once, and 3 % of payload is lost to runs of pages that fit nothing.
-        sum.slack_bytes = 2 * purge_every + payload * 3 / 100;
+        // Two purges' worth can be free at once, and 2 % of payload is lost to runs of pages that fit nothing.
+        sum.slack_bytes = 2 * purge_every + payload * 2 / 100;
         let needed = sum.total().saturating_add(CACHE_BYTES_MIN);
         if needed > limit {
             let largest = sum.largest_key();
@@ -220,8 +237,12 @@ impl Plan {
         if extent_max.get() > sum.cache_bytes / EXTENTS_MIN {
             return Err(Indivisible::ExtentTooLong { extent_max, sum: Box::new(sum) });
         }
+        let kernel_bytes = KERNEL_BYTES
+            .saturating_add(limit / KERNEL_SHARE)
+            .saturating_add(connections_max.saturating_mul(SOCKET_BYTES));
         Ok(Budget {
             sum,
+            kernel_bytes,
             connections_max,
             upstream_concurrency,
             extent_max,
@@ -312,7 +333,7 @@ mod tests {
             let budget = plan(limit).divide().unwrap();
             assert_eq!(budget.sum.total(), limit);
             assert_eq!(budget.run_max.get() % budget.extent_max.get(), 0);
-            assert!(budget.sum.in_flight_bytes >= budget.run_max.get());
+            assert!(budget.sum.in_flight_bytes >= 8 * budget.extent_max.get());
             let with_disk = Plan { disk: true, ..plan(limit) }.divide().unwrap();
             assert_eq!(with_disk.sum.total(), limit);
             assert!(
@@ -323,14 +344,14 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_named() {
-        let error = plan(64 * MIB).divide().unwrap_err().to_string();
-        assert!(error.contains("baseline") && error.contains("memory.in_flight"), "{error}");
+        let error = plan(40 * MIB).divide().unwrap_err().to_string();
+        assert!(error.contains("baseline") && error.contains("fetch.concurrency"), "{error}");
         let error = Plan { connections_max: Some(1 << 20), ..plan(1 << 30) }.divide().unwrap_err().to_string();
         assert!(error.contains("server.connections_max"), "{error}");
         let error = Plan { extent_max: NonZeroU64::new(16 * MIB), ..plan(1 << 30) }.divide().unwrap_err().to_string();
         assert!(error.contains("too long"), "{error}");
         let error = Plan { in_flight: Some(MIB), ..plan(1 << 30) }.divide().unwrap_err().to_string();
-        assert!(error.contains("memory.in_flight") && error.contains("fetch.run_max"), "{error}");
+        assert!(error.contains("memory.in_flight") && error.contains("fetch.extent_max"), "{error}");
         let budget = Plan { run_max: NonZeroU64::new(1 << 30), ..plan(8 << 30) }.divide().unwrap();
         assert_eq!(budget.run_max.get(), 256 * MIB, "a run has at most 256 extents");
         assert!(plan(0).divide().is_err());

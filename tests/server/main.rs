@@ -22,6 +22,7 @@ mod disk;
 mod faults;
 mod freshness;
 mod keys;
+mod memory;
 mod model;
 mod parquet;
 mod purge;
