@@ -26,6 +26,8 @@ pub mod error;
 pub mod object;
 pub mod range;
 
+mod sync;
+
 pub mod telemetry;
 
 pub mod buffer;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 /// Modules in the order of their dependencies: each may use those above it, and those of its own line.
 const LAYERS: &[&[&str]] = &[
-    &["range", "object", "error"],
+    &["range", "object", "error", "sync"],
     &["ledger", "buffer", "memory", "telemetry", "config", "heap"],
     &["flight", "store", "disk", "purge"],
     &["cache"],
