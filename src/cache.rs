@@ -15,9 +15,20 @@ use crate::object::{ExtentKey, Metadata, ObjectId, ObjectName};
 use crate::purge::Purges;
 use crate::telemetry::Metrics;
 
-/// foyer's own heap for one entry: the record, its place in the hash table and in the eviction queue (140 measured;
-/// hash tables are up to half empty after they grow).
-const ENTRY_BYTES: usize = 200;
+/// foyer's own heap for one entry, at most: its record, and its places in the index at their largest. What it is at the
+/// moment [`foyer_heap_bytes`] tells.
+const ENTRY_BYTES: usize = RECORD_BYTES + 2 * BUCKET_BYTES_MAX + GHOST_BYTES_MAX + 8;
+
+/// foyer's record of an entry beside its key, in the allocator's size class of 112 bytes.
+const RECORD_BYTES: usize = 88;
+
+/// A bucket of a hash table of words; tables grow by doubling when they are seven eighths full.
+const BUCKET_BYTES: usize = 9;
+const BUCKET_BYTES_MAX: usize = BUCKET_BYTES * 2 * 8 / 7 + 1;
+
+/// What the eviction remembers of an entry that has gone: a bucket, and this in a queue that grows by doubling.
+const GHOST_BYTES: usize = 16;
+const GHOST_BYTES_MAX: usize = 2 * GHOST_BYTES;
 
 /// A record that says nothing new is written to disk again only when the one there is so old: an object that is opened by
 /// many reads at once is one record.
@@ -33,6 +44,10 @@ pub struct Cache {
     extent_heap_max: usize,
     /// What the memory tier may weigh now: foyer goes on telling what it was built with.
     capacity: AtomicU64,
+    /// The most entries seen: tables do not shrink.
+    entries_peak: AtomicU64,
+    /// Extents that were evicted.
+    evicted: Arc<AtomicU64>,
 }
 
 /// What is known of an object, and since when.
@@ -63,8 +78,12 @@ pub struct CacheUsage {
     pub usage_bytes: u64,
     /// Extents that it holds.
     pub entries: u64,
+    /// What they take on the heap, with all that it costs to keep them: at most their weight.
+    pub heap_bytes: u64,
     /// Weight of the metadata records.
     pub metadata_bytes: u64,
+    /// What they take on the heap.
+    pub metadata_heap_bytes: u64,
     /// Bytes that the disk tier may take.
     pub disk_capacity_bytes: u64,
     /// Entries that it holds, about.
@@ -92,6 +111,7 @@ impl Cache {
     pub fn new(budget: &Budget, disk: Option<Disk>, purges: Purges, metrics: Arc<Metrics>) -> Self {
         let shards = usize::try_from(CACHE_SHARDS).unwrap_or(1);
         let capacity = usize::try_from(budget.sum.cache_bytes).unwrap_or(usize::MAX);
+        let evicted = Arc::new(AtomicU64::new(0));
         let extents = CacheBuilder::new(capacity)
             .with_name("extents")
             .with_shards(shards)
@@ -99,7 +119,7 @@ impl Cache {
             .with_weighter(|key: &ExtentKey, resident: &Resident| {
                 entry_weight(&resident.0) + key.object().weight_once()
             })
-            .with_event_listener(Arc::new(Departures(Arc::clone(&metrics))))
+            .with_event_listener(Arc::new(Departures { metrics: Arc::clone(&metrics), evicted: Arc::clone(&evicted) }))
             .build();
         let records = CacheBuilder::new(usize::try_from(budget.sum.metadata_bytes).unwrap_or(usize::MAX))
             .with_name("metadata")
@@ -113,7 +133,8 @@ impl Cache {
         // a shard; this is the last line, should anything else come here.
         let extent_heap_max = capacity / shards / 2;
         let capacity = AtomicU64::new(budget.sum.cache_bytes);
-        Self { extents, records, disk, purges, metrics, extent_heap_max, capacity }
+        let entries_peak = AtomicU64::new(0);
+        Self { extents, records, disk, purges, metrics, extent_heap_max, capacity, entries_peak, evicted }
     }
 
     /// The extent, if it is in memory.
@@ -243,11 +264,19 @@ impl Cache {
     /// How full it is.
     pub fn usage(&self) -> CacheUsage {
         let disk = self.disk.as_ref().map(Disk::usage).unwrap_or_default();
+        let (entries, usage_bytes) = (self.extents.entries() as u64, self.extents.usage() as u64);
+        let (records, metadata_bytes) = (self.records.entries() as u64, self.records.usage() as u64);
+        let peak = self.entries_peak.fetch_max(entries, Ordering::Relaxed).max(entries);
+        let ghosts = self.evicted.load(Ordering::Relaxed).min(peak);
         CacheUsage {
             capacity_bytes: self.capacity.load(Ordering::Relaxed),
-            usage_bytes: self.extents.usage() as u64,
-            entries: self.extents.entries() as u64,
-            metadata_bytes: self.records.usage() as u64,
+            usage_bytes,
+            entries,
+            heap_bytes: usage_bytes.saturating_sub(entries * ENTRY_BYTES as u64)
+                + foyer_heap_bytes(entries, peak, ghosts),
+            metadata_bytes,
+            metadata_heap_bytes: metadata_bytes.saturating_sub(records * ENTRY_BYTES as u64)
+                + foyer_heap_bytes(records, records, 0),
             disk_capacity_bytes: disk.capacity_bytes,
             disk_entries: disk.entries,
         }
@@ -264,15 +293,33 @@ fn entry_weight(extent: &Extent) -> usize {
     extent.heap_bytes() + size_of::<ExtentKey>() + ENTRY_BYTES
 }
 
+/// foyer's own heap for so many entries, of once `peak`, with so many ghosts: records, the hash tables of entries and of
+/// ghosts, and the queue of ghosts.
+fn foyer_heap_bytes(entries: u64, peak: u64, ghosts: u64) -> u64 {
+    let table = |entries: u64| match entries.div_ceil(CACHE_SHARDS) {
+        0 => 0,
+        entries => (entries * 8 / 7).next_power_of_two() * CACHE_SHARDS,
+    };
+    let queue = ghosts.div_ceil(CACHE_SHARDS).next_power_of_two() * CACHE_SHARDS;
+    let queue = if ghosts == 0 { 0 } else { queue };
+    entries * RECORD_BYTES as u64 + (table(peak) + table(ghosts)) * BUCKET_BYTES as u64 + queue * GHOST_BYTES as u64
+}
+
 /// Counts extents that leave the cache.
-struct Departures(Arc<Metrics>);
+struct Departures {
+    metrics: Arc<Metrics>,
+    evicted: Arc<AtomicU64>,
+}
 
 impl EventListener for Departures {
     type Key = ExtentKey;
     type Value = Resident;
 
     fn on_leave(&self, reason: Event, _: &ExtentKey, _: &Resident) {
-        self.0.evicted(match reason {
+        if reason == Event::Evict {
+            self.evicted.fetch_add(1, Ordering::Relaxed);
+        }
+        self.metrics.evicted(match reason {
             Event::Evict => "capacity",
             Event::Replace => "replaced",
             Event::Remove => "removed",

@@ -12,7 +12,7 @@ use std::time::Duration;
 use axum::Router;
 use axum_server::Handle;
 use tokio::runtime;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, Semaphore};
 use tokio::time::timeout;
 use tokio_util::task::TaskTracker;
 
@@ -113,12 +113,14 @@ impl Server {
         let governor = Governor::new(thresholds, capacity, Arc::clone(&cache), Arc::clone(&ledger), measures);
         let data = listen("server.listen", config.server.listen)?;
         let admin = listen("server.admin_listen", config.server.admin_listen)?;
+        let places = config.server.connections_max;
         let api = AdminApi {
             config,
             data: Arc::new(DataApi { reader, metrics }),
             cache,
             ledger,
             governor,
+            places: Arc::new(Semaphore::new(places)),
             baseline_bytes: AllocatorMemory::read().allocated_bytes,
             ready: AtomicBool::new(false),
             profiling: Mutex::new(()),
@@ -141,10 +143,10 @@ impl Server {
             governor: Arc::clone(&api.governor),
         };
         let gate = |places, limit| Gate::new(places, limit, patience.clone(), Arc::clone(&api.data.metrics));
-        let admin_places = usize::try_from(ADMIN_CONNECTIONS_MAX).unwrap_or(1);
+        let admin_places = Arc::new(Semaphore::new(usize::try_from(ADMIN_CONNECTIONS_MAX).unwrap_or(1)));
         let admin =
             serve_admin(admin, server, gate(admin_places, "admin connections"), admin::router(Arc::clone(&api)))?;
-        let gate = gate(server.connections_max, "server.connections_max");
+        let gate = gate(Arc::clone(&api.places), "server.connections_max");
         let serving = serve(data, server, gate, data::router(Arc::clone(&api.data)), handle.clone());
         tokio::pin!(serving);
 

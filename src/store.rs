@@ -2,6 +2,7 @@
 
 mod connector;
 mod demo;
+mod dial;
 mod fault;
 mod mount;
 
@@ -28,6 +29,7 @@ use crate::object::{Fields, Metadata, ObjectKey, ObjectName, StoreName};
 use crate::range::ByteRange;
 use crate::telemetry::Metrics;
 
+pub use dial::Connections;
 pub use mount::DEMO;
 
 /// An object that is asked for to see whether a store answers; it need not exist.
@@ -40,16 +42,18 @@ const EMPTY_CHUNKS_MAX: usize = 16;
 #[derive(Debug)]
 pub struct Stores {
     stores: BTreeMap<StoreName, Arc<Store>>,
+    connections: Connections,
 }
 
 impl Stores {
     /// Mounts every store; all faults are told.
     pub fn mount(configs: &[StoreConfig], fetch: &FetchConfig, metrics: &Arc<Metrics>) -> Result<Self, Vec<Fault>> {
         let turns = Arc::new(Semaphore::new(fetch.concurrency));
+        let connections = Connections::default();
         let mut stores = BTreeMap::new();
         let mut faults = Vec::new();
         for config in configs {
-            match mount::mount(config, fetch.connect_timeout) {
+            match mount::mount(config, fetch.connect_timeout, &connections) {
                 Ok(objects) => {
                     let store = Store {
                         name: config.name.clone(),
@@ -67,12 +71,17 @@ impl Stores {
                 Err(fault) => faults.push(fault),
             }
         }
-        if faults.is_empty() { Ok(Self { stores }) } else { Err(faults) }
+        if faults.is_empty() { Ok(Self { stores, connections }) } else { Err(faults) }
     }
 
     /// The store of that name.
     pub fn get(&self, name: &str) -> Option<&Arc<Store>> {
         self.stores.get(name)
+    }
+
+    /// Connections to all of them.
+    pub const fn connections(&self) -> &Connections {
+        &self.connections
     }
 
     /// All stores, by name.

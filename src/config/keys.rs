@@ -61,7 +61,7 @@ keys! {
     RUN_MAX = "fetch.run_max", "",
         "Longest single GET to a store, rounded down to whole extents, at most 256. Derived: 8 extents.";
     CONCURRENCY = "fetch.concurrency", "",
-        "Requests under way to all stores at once. Derived: a sixteenth of the memory limit at 448 KiB each up to 64, a sixty-fourth above; 16 to 256.";
+        "Requests under way to all stores at once. Derived: a thirty-second of the memory limit at 192 KiB each up to 64, a sixty-fourth above; 16 to 256.";
     QUEUE_TIMEOUT = "fetch.queue_timeout", "10s",
         "How long a fill waits for memory or for its turn at the store before it is refused with 503.";
     CONNECT_TIMEOUT = "fetch.connect_timeout", "5s",

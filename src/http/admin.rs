@@ -1,5 +1,7 @@
 //! The admin API: health, metrics, and where memory is.
 
+mod memory;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,18 +13,18 @@ use axum::{Json, Router};
 use http::header::{ACCEPT, CONTENT_DISPOSITION, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderMap, HeaderValue, StatusCode, Uri};
 use serde::Serialize;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, Semaphore};
 
+use self::memory::MemoryDocument;
 use super::data::{DataApi, object_name};
 use super::headers::problem;
 use crate::buffer::arena;
-use crate::cache::{Cache, CacheUsage};
-use crate::config::{Config, LimitSource};
+use crate::cache::Cache;
+use crate::config::Config;
 use crate::governor::{Governor, MemoryState};
 use crate::heap::{self, Format};
-use crate::ledger::{Held, Ledger};
-use crate::memory::sum::Sum;
-use crate::memory::{AllocatorMemory, Cgroup, CgroupMemory, ProcessMemory};
+use crate::ledger::Ledger;
+use crate::memory::AllocatorMemory;
 use crate::store::StoreState;
 use crate::telemetry::{Gauges, prometheus_text};
 
@@ -39,6 +41,8 @@ pub struct AdminApi {
     pub ledger: Arc<Ledger>,
     /// The governor.
     pub governor: Arc<Governor>,
+    /// Places for client connections; those that are taken have memory of their own.
+    pub places: Arc<Semaphore>,
     /// Bytes allocated when the server was built and idle.
     pub baseline_bytes: u64,
     /// Whether it serves: not before it listens, and not while it drains.
@@ -61,7 +65,7 @@ pub fn router(api: Arc<AdminApi>) -> Router {
             "/debug/heap/flamegraph",
             get(|State(api): State<Arc<AdminApi>>| async move { heap_profile(&api, Format::Flamegraph).await }),
         )
-        .route("/debug/memory", get(|State(api): State<Arc<AdminApi>>| async move { Json(api.memory()) }))
+        .route("/debug/memory", get(|State(api): State<Arc<AdminApi>>| async move { Json(MemoryDocument::of(&api)) }))
         .route("/debug/memory/release", post(release))
         .route(
             "/debug/config",
@@ -146,112 +150,14 @@ struct Release {
 }
 
 async fn release(State(api): State<Arc<AdminApi>>) -> Json<Release> {
-    let before = api.memory();
+    let before = MemoryDocument::of(&api);
     arena::purge_all();
-    let after = api.memory();
+    let after = MemoryDocument::of(&api);
     let released_bytes = before.process.rss_bytes.saturating_sub(after.process.rss_bytes);
     Json(Release { before, after, released_bytes })
 }
 
-/// Where memory is; bytes throughout.
-#[derive(Debug, Serialize)]
-struct MemoryDocument {
-    limit_bytes: u64,
-    limit_source: LimitSource,
-    state: MemoryState,
-    process: ProcessMemory,
-    cgroup: Option<CgroupMemory>,
-    allocator: AllocatorMemory,
-    buffers: Buffers,
-    cache: CacheUsage,
-    sum: Sum,
-    /// What a cgroup has to allow beside the limit.
-    kernel_reserve_bytes: u64,
-    gaps: Gaps,
-    accounted_bytes: u64,
-    accounted_ratio: Option<f64>,
-}
-
-/// What no heap profile shows: each is the difference of two of the numbers above, so that growth without an allocation
-/// has a name.
-#[derive(Debug, Serialize)]
-#[expect(clippy::struct_field_names, reason = "the names are the contract's, and say their unit")]
-struct Gaps {
-    /// Allocated and not accounted for: what the server cannot name.
-    unnamed_bytes: u64,
-    /// Active and not allocated: room in pages that hold live allocations.
-    fragmentation_bytes: u64,
-    /// Resident as the allocator believes, and neither active nor its own structures: free pages not given back yet.
-    free_pages_bytes: u64,
-    /// Resident and not the allocator's: program, stacks, what others mapped.
-    outside_allocator_bytes: u64,
-    /// Resident and shared with other processes.
-    shared_bytes: u64,
-    /// What fills may not use because more has landed than there is room for.
-    withheld_bytes: u64,
-}
-
-impl Gaps {
-    const fn between(process: ProcessMemory, allocator: AllocatorMemory, accounted: u64, withheld_bytes: u64) -> Self {
-        let in_use = allocator.active_bytes.saturating_add(allocator.metadata_bytes);
-        Self {
-            unnamed_bytes: allocator.allocated_bytes.saturating_sub(accounted),
-            fragmentation_bytes: allocator.active_bytes.saturating_sub(allocator.allocated_bytes),
-            free_pages_bytes: allocator.resident_bytes.saturating_sub(in_use),
-            outside_allocator_bytes: process.rss_bytes.saturating_sub(allocator.resident_bytes),
-            shared_bytes: process.rss_bytes.saturating_sub(process.uss_bytes),
-            withheld_bytes,
-        }
-    }
-}
-
-#[derive(Debug, Serialize)]
-#[expect(clippy::struct_field_names, reason = "the names are the contract's, and say their unit")]
-struct Buffers {
-    live_bytes: u64,
-    cached_bytes: u64,
-    filling_bytes: u64,
-    pinned_bytes: u64,
-    disk_queue_bytes: u64,
-}
-
-impl From<Held> for Buffers {
-    fn from(held: Held) -> Self {
-        Self {
-            live_bytes: held.live(),
-            cached_bytes: held.cached,
-            filling_bytes: held.filling,
-            pinned_bytes: held.pinned,
-            disk_queue_bytes: held.disk_queue,
-        }
-    }
-}
-
 impl AdminApi {
-    fn memory(&self) -> MemoryDocument {
-        let (allocator, held, cache) = (AllocatorMemory::read(), self.ledger.held(), self.cache.usage());
-        // The cache's usage counts its payload and what it costs to keep it; other payload is counted by the ledger.
-        let terms =
-            [self.baseline_bytes, cache.usage_bytes, cache.metadata_bytes, held.filling, held.pinned, held.disk_queue];
-        let accounted_bytes = terms.into_iter().fold(0, u64::saturating_add);
-        let process = ProcessMemory::read();
-        MemoryDocument {
-            limit_bytes: self.config.memory.limit,
-            limit_source: self.config.memory.limit_source,
-            state: self.governor.state(),
-            process,
-            cgroup: Cgroup::find().map(|cgroup| cgroup.read()),
-            allocator,
-            buffers: held.into(),
-            cache,
-            sum: self.config.memory.budget.sum,
-            kernel_reserve_bytes: self.config.memory.budget.kernel_bytes,
-            gaps: Gaps::between(process, allocator, accounted_bytes, self.ledger.withheld()),
-            accounted_bytes,
-            accounted_ratio: ratio(allocator.allocated_bytes, accounted_bytes),
-        }
-    }
-
     fn gauges(&self) -> Gauges {
         let (allocator, held, cache) = (AllocatorMemory::read(), self.ledger.held(), self.cache.usage());
         Gauges {
@@ -272,10 +178,4 @@ impl AdminApi {
             disk_entries: cache.disk_entries,
         }
     }
-}
-
-/// `a / b` to four places; `None` where there is no ratio.
-fn ratio(a: u64, b: u64) -> Option<f64> {
-    let ten_thousandths = u128::from(a) * 10_000 / u128::from(b.max(1));
-    u32::try_from(ten_thousandths).ok().map(|n| f64::from(n) / 10_000.0)
 }

@@ -23,11 +23,16 @@ const CONNECTION_BYTES: u64 = 14 * KIB;
 /// Connections that there should be room for, if they take no more than a twelfth of the limit.
 const CONNECTIONS: u64 = 1024;
 
-/// Requests to stores that there should be room for, if their buffers take no more than a sixteenth of the limit.
+/// Requests to stores that there should be room for, if their buffers take no more than a thirty-second of the limit.
 const CONCURRENCY: u64 = 64;
 
-/// A connection to a store: hyper's read buffer adapts up to 408 KiB, and the kernel's part is not resident here.
-const UPSTREAM_BYTES: u64 = 448 * KIB;
+/// A connection to a store: hyper's read buffer of 64 KiB, twice while a fill waits for its memory, and TLS.
+const UPSTREAM_BYTES: u64 = 192 * KIB;
+
+/// What an open connection of a client, and one to a store, take on the heap as a rule (measured).
+pub const CLIENT_HEAP_BYTES: u64 = 18 * KIB;
+/// See [`CLIENT_HEAP_BYTES`].
+pub const UPSTREAM_HEAP_BYTES: u64 = 72 * KIB;
 
 /// The smallest cache that is worth serving from.
 const CACHE_BYTES_MIN: u64 = 16 * MIB;
@@ -61,6 +66,9 @@ const PURGE_BYTES_MAX: u64 = 64 * MIB;
 /// Memory of the disk tier's index for one entry: foyer's takes 60 to 65 B at 200,000 entries, and 115 B at 50,000, when
 /// its tables have just grown (measured).
 pub const DISK_INDEX_ENTRY_BYTES: u64 = 115;
+
+/// The same as a rule.
+pub const DISK_INDEX_ENTRY_HEAP_BYTES: u64 = 64;
 
 /// Connections of the admin API.
 pub const ADMIN_CONNECTIONS_MAX: u64 = 64;
@@ -192,7 +200,7 @@ impl Plan {
         let connection_bytes = CONNECTION_BYTES + self.header_bytes_max;
         let connections = (limit / 12 / connection_bytes).min(CONNECTIONS).max(limit / 64 / connection_bytes);
         let connections_max = self.connections_max.unwrap_or(connections.clamp(64, 16 << 10));
-        let concurrency = (limit / 16 / UPSTREAM_BYTES).min(CONCURRENCY).max(limit / 64 / UPSTREAM_BYTES);
+        let concurrency = (limit / 32 / UPSTREAM_BYTES).min(CONCURRENCY).max(limit / 64 / UPSTREAM_BYTES);
         let upstream_concurrency = self.upstream_concurrency.unwrap_or(concurrency.clamp(16, 256));
         let derived_extent = EXTENT_BYTES_MAX.min(previous_power_of_two(limit / 8 / EXTENTS_MIN));
         let extent_max = self.extent_max.unwrap_or(nonzero(derived_extent.max(EXTENT_BYTES_MIN)));
@@ -345,7 +353,7 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_named() {
         let error = plan(40 * MIB).divide().unwrap_err().to_string();
-        assert!(error.contains("baseline") && error.contains("fetch.concurrency"), "{error}");
+        assert!(error.contains("baseline") && error.contains("server.connections_max"), "{error}");
         let error = Plan { connections_max: Some(1 << 20), ..plan(1 << 30) }.divide().unwrap_err().to_string();
         assert!(error.contains("server.connections_max"), "{error}");
         let error = Plan { extent_max: NonZeroU64::new(16 * MIB), ..plan(1 << 30) }.divide().unwrap_err().to_string();

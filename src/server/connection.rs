@@ -40,9 +40,9 @@ pub(super) struct Gate {
 }
 
 impl Gate {
-    /// A gate with so many places, which the metrics know as that limit.
-    pub(super) fn new(places: usize, limit: &'static str, patience: Patience, metrics: Arc<Metrics>) -> Self {
-        Self { places: Arc::new(Semaphore::new(places)), limit, patience, metrics }
+    /// A gate to these places, which the metrics know as that limit.
+    pub(super) fn new(places: Arc<Semaphore>, limit: &'static str, patience: Patience, metrics: Arc<Metrics>) -> Self {
+        Self { places, limit, patience, metrics }
     }
 
     fn admit(&self, stream: TcpStream) -> io::Result<Connection> {

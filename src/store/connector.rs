@@ -1,17 +1,36 @@
 //! The HTTP client under `object_store`: follows no redirects, has no total timeout, and keeps what it would drop.
 
+use std::error::Error as StdError;
+use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use http::header::{ACCEPT_ENCODING, RANGE, RETRY_AFTER};
+use http::header::{ACCEPT_ENCODING, PROXY_AUTHORIZATION, RANGE, RETRY_AFTER, USER_AGENT};
+use http::uri::Scheme;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use http_body_util::{BodyExt, Limited};
+use hyper_rustls::HttpsConnector;
+use hyper_util::client::legacy::{Client, Error as ClientError};
+use hyper_util::client::proxy::matcher::Matcher;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
 use object_store::ClientOptions;
 use object_store::client::{
-    ClientConfigKey, HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService,
+    ClientConfigKey, HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpRequestBody, HttpResponse,
+    HttpResponseBody, HttpService,
 };
 
+use super::dial::{Connections, Dialer, Route};
 use crate::error::Kind;
+
+/// Bytes read from a connection at once, and kept for it while it is open. By default hyper's buffers grow to 408 KiB,
+/// which nobody could count.
+const READ_BUFFER_BYTES: usize = 64 << 10;
+
+/// How long an idle connection is kept.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
+
+const AGENT: &str = concat!("halfopen/", env!("CARGO_PKG_VERSION"));
 
 /// How much of a refusal's body is kept for the log: S3's errors are a few hundred bytes.
 const REFUSAL_BYTES_MAX: usize = 4096;
@@ -44,41 +63,44 @@ impl Refusal {
 }
 
 /// Makes the HTTP client of a store.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Connector {
     pub(super) connect_timeout: Duration,
     /// Ask for bytes as they are stored: Google's store would inflate what is stored with gzip, and offsets would mean
     /// nothing. Nothing here inflates it either.
     pub(super) as_stored: bool,
+    pub(super) connections: Connections,
 }
 
 impl HttpConnector for Connector {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
-        let is = |key| options.get_config_value(&key).is_some_and(|value| value == "true");
-        let mut builder = reqwest::Client::builder()
-            // A redirect would carry session tokens to wherever it points: reqwest strips Authorization alone.
-            .redirect(reqwest::redirect::Policy::none())
-            .connect_timeout(self.connect_timeout)
-            // One connection for each request: what `memory/sum.rs` counts, and what can be closed alone.
-            .http1_only()
+        let option = |key| options.get_config_value(&key);
+        let is = |key| option(key).is_some_and(|value| value == "true");
+        let generic = |source| object_store::Error::Generic { store: "HTTP client", source };
+        let proxies = option(ClientConfigKey::ProxyUrl).map(|proxy| Matcher::builder().all(proxy).build());
+        let proxies = Arc::new(proxies.unwrap_or_else(Matcher::from_env));
+        let route = Route {
+            connect_timeout: self.connect_timeout,
+            proxies: Arc::clone(&proxies),
+            allow_http: is(ClientConfigKey::AllowHttp),
+            allow_invalid_certificates: is(ClientConfigKey::AllowInvalidCertificates),
+            connections: self.connections.clone(),
+        };
+        let connector = route.connector().map_err(|error| generic(error.into()))?;
+        // HTTP/1.1: one connection for each request, which is what `memory/sum.rs` counts, and what can be closed alone.
+        let client = Client::builder(TokioExecutor::new())
+            .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(IDLE_TIMEOUT)
             .pool_max_idle_per_host(IDLE_CONNECTIONS_MAX)
-            .tcp_nodelay(true)
-            .https_only(!is(ClientConfigKey::AllowHttp))
-            .tls_danger_accept_invalid_certs(is(ClientConfigKey::AllowInvalidCertificates))
-            .user_agent(concat!("halfopen/", env!("CARGO_PKG_VERSION")));
+            .http1_read_buf_exact_size(READ_BUFFER_BYTES)
+            .build(connector);
+        let agent = option(ClientConfigKey::UserAgent).unwrap_or_else(|| AGENT.to_owned());
+        let mut fields = HeaderMap::new();
+        fields.insert(USER_AGENT, HeaderValue::from_str(&agent).map_err(|error| generic(error.into()))?);
         if self.as_stored {
-            builder =
-                builder.default_headers(HeaderMap::from_iter([(ACCEPT_ENCODING, HeaderValue::from_static("gzip"))]));
+            fields.insert(ACCEPT_ENCODING, HeaderValue::from_static("gzip"));
         }
-        if let Some(agent) = options.get_config_value(&ClientConfigKey::UserAgent) {
-            builder = builder.user_agent(agent);
-        }
-        let generic =
-            |error: reqwest::Error| object_store::Error::Generic { store: "HTTP client", source: Box::new(error) };
-        if let Some(proxy) = options.get_config_value(&ClientConfigKey::ProxyUrl) {
-            builder = builder.proxy(reqwest::Proxy::all(proxy).map_err(generic)?);
-        }
-        Ok(HttpClient::new(Careful(builder.build().map_err(generic)?)))
+        Ok(HttpClient::new(Careful { client, fields, proxies }))
     }
 }
 
@@ -92,13 +114,67 @@ pub(super) const CLIENT_OPTIONS: [ClientConfigKey; 4] = [
 
 /// Turns answers that `object_store` would make opaque into errors that say what they were.
 #[derive(Debug)]
-struct Careful(reqwest::Client);
+struct Careful {
+    client: Client<HttpsConnector<Dialer>, HttpRequestBody>,
+    /// What every request has, unless it says otherwise.
+    fields: HeaderMap,
+    proxies: Arc<Matcher>,
+}
+
+impl Careful {
+    async fn send(&self, mut request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        for (name, value) in &self.fields {
+            request.headers_mut().entry(name).or_insert_with(|| value.clone());
+        }
+        // A tunnel's password is in its own request; without a tunnel the proxy reads this one.
+        if request.uri().scheme() == Some(&Scheme::HTTP)
+            && let Some(proxy) = self.proxies.intercept(request.uri())
+            && let Some(auth) = proxy.basic_auth()
+        {
+            request.headers_mut().insert(PROXY_AUTHORIZATION, auth.clone());
+        }
+        let response = self.client.request(request).await.map_err(transport)?;
+        Ok(response.map(|body| HttpResponseBody::new(body.map_err(transport))))
+    }
+}
+
+/// What kind of failure it was: the deepest cause that says something.
+fn transport(error: impl StdError + Send + Sync + 'static) -> HttpError {
+    let mut kind = HttpErrorKind::Unknown;
+    let mut cause: Option<&(dyn StdError + 'static)> = Some(&error);
+    while let Some(at) = cause {
+        if at.downcast_ref::<ClientError>().is_some_and(ClientError::is_connect) {
+            kind = HttpErrorKind::Connect;
+        }
+        if let Some(hyper) = at.downcast_ref::<hyper::Error>() {
+            match () {
+                () if hyper.is_timeout() => kind = HttpErrorKind::Timeout,
+                () if hyper.is_closed() || hyper.is_incomplete_message() || hyper.is_body_write_aborted() => {
+                    kind = HttpErrorKind::Request;
+                }
+                () => {}
+            }
+        }
+        if let Some(io) = at.downcast_ref::<io::Error>() {
+            kind = match io.kind() {
+                io::ErrorKind::TimedOut => HttpErrorKind::Timeout,
+                io::ErrorKind::ConnectionAborted
+                | io::ErrorKind::ConnectionReset
+                | io::ErrorKind::BrokenPipe
+                | io::ErrorKind::UnexpectedEof => HttpErrorKind::Interrupted,
+                _ => kind,
+            };
+        }
+        cause = at.source();
+    }
+    HttpError::new(kind, error)
+}
 
 #[async_trait]
 impl HttpService for Careful {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         let ranged = request.headers().contains_key(RANGE);
-        let response = self.0.call(request).await?;
+        let response = self.send(request).await?;
         let status = response.status();
         match status {
             // An answer of 200 to a range is the whole object: its body is not read, its connection is closed.

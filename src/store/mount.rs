@@ -17,6 +17,7 @@ use url::Url;
 
 use super::connector::{CLIENT_OPTIONS, Connector};
 use super::demo::Demo;
+use super::dial::Connections;
 use crate::config::StoreConfig;
 use crate::config::settings::Fault;
 
@@ -25,8 +26,9 @@ pub const DEMO: (&str, &str) = ("demo", "demo://");
 
 type Mounted = Result<Arc<dyn ObjectStore>, Fault>;
 
-pub(super) fn mount(config: &StoreConfig, connect_timeout: Duration) -> Mounted {
-    let connector = Connector { connect_timeout, as_stored: config.url.scheme() == "gs" };
+pub(super) fn mount(config: &StoreConfig, connect_timeout: Duration, connections: &Connections) -> Mounted {
+    let as_stored = config.url.scheme() == "gs";
+    let connector = Connector { connect_timeout, as_stored, connections: connections.clone() };
     match config.url.scheme() {
         "s3" | "s3a" => s3(config, connector),
         "gs" => gs(config, connector),
@@ -140,8 +142,8 @@ fn check_client_option(config: &StoreConfig, name: &str, key: ClientConfigKey, v
     if is_switch && !matches!(value, "true" | "false") {
         return Err(fault(config, &format!("options.{name}"), "must be true or false"));
     }
-    if key == ClientConfigKey::ProxyUrl && Url::parse(value).is_err() {
-        return Err(fault(config, &format!("options.{name}"), "is not a URL"));
+    if key == ClientConfigKey::ProxyUrl && Url::parse(value).map_or(true, |url| url.scheme() != "http") {
+        return Err(fault(config, &format!("options.{name}"), "is not a URL of http://"));
     }
     Ok(())
 }

@@ -86,14 +86,15 @@ async fn a_broken_body_is_resumed_from_where_it_broke() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_break_after_the_first_byte_cuts_the_connection() {
     let upstream = Upstream::start().await;
-    upstream.put_computed("k", 4 * MIB);
-    let server = Halfopen::start(&format!("[fetch]\nretries = 0\n{}", store(&upstream))).await;
-    upstream.fault("k", Fault::Truncated(2 * MIB + 1), 1);
+    upstream.put_computed("k", 32 * MIB);
+    let server = Halfopen::start(&format!("[fetch]\nretries = 0\nrun_max = \"32MiB\"\n{}", store(&upstream))).await;
+    // A broken connection loses what lies in the socket's buffers, some MiB: so it breaks late.
+    upstream.fault("k", Fault::Truncated(32 * MIB - 1), 1);
     let response = server.get("k", None).await;
     assert_eq!(response.status(), 200);
     assert!(response.bytes().await.is_err(), "never a clean end");
     assert_eq!(server.metric("halfopen_reads_total", "error").await, 1);
-    assert!(server.get("k", None).await.bytes().await.unwrap() == computed(0..4 * MIB));
+    assert!(server.get("k", None).await.bytes().await.unwrap() == computed(0..32 * MIB));
 }
 
 #[tokio::test(flavor = "multi_thread")]
