@@ -344,6 +344,7 @@ def conclude(name, limit, out, server, samples, last, status, slow, throttled, s
         "refused": metrics.get("refused_reads", {}).get("count", 0),
         "failed": metrics.get("failed_reads", {}).get("count", 0),
         "wrong": metrics.get("wrong_bytes", {}).get("count", 0),
+        "healthz_ms_p95": metrics.get("healthz_ms", {}).get("p(95)"),
         "healthz_ms_max": metrics.get("healthz_ms", {}).get("max"),
         "cgroup": server.cgroup.path and {
             "limit_bytes": server.cgroup.limit, "peak_bytes": server.cgroup.peak(), "oom_kills": server.cgroup.kills(),

@@ -39,15 +39,9 @@ pub const fn check_exact(length: usize, capacity: usize) -> Result<(), Inexact> 
 }
 
 impl ExactBuffer {
-    /// Bytes that a buffer of `length` bytes will be charged for.
-    pub fn weight_of(length: u64) -> u64 {
-        let length = usize::try_from(length).unwrap_or(usize::MAX);
-        Arena::allocated_size(length) as u64
-    }
-
     /// A buffer for exactly `length` bytes, its memory taken out of the grant. A failed allocation is an error.
     pub fn allocate(arena: &Arc<Arena>, length: u64, grant: &mut Grant) -> Result<Self, Error> {
-        let weight = Self::weight_of(length);
+        let weight = arena.weight_of(length);
         let charge = grant
             .charge(weight)
             .ok_or_else(|| Error::new(Kind::Internal, format!("a grant has no {weight} bytes left for a buffer")))?;
@@ -139,7 +133,10 @@ mod tests {
     }
 
     fn setup() -> Setup {
-        Setup { arena: Arena::new(1 << 20).unwrap(), ledger: Ledger::new(1 << 20, 1 << 20, Duration::from_secs(1)) }
+        Setup {
+            arena: Arena::new(1 << 20, true).unwrap(),
+            ledger: Ledger::new(1 << 20, 1 << 20, Duration::from_secs(1)),
+        }
     }
 
     #[tokio::test]
@@ -156,7 +153,7 @@ mod tests {
         let slice = extent.bytes().slice(3999..4001);
         drop(extent);
         assert_eq!(slice.as_ref(), [7, 8]);
-        assert_eq!(ledger.held().live(), ExactBuffer::weight_of(5000));
+        assert_eq!(ledger.held().live(), arena.weight_of(5000));
         drop(slice);
         assert_eq!(ledger.held().live(), 0);
         assert_eq!(ledger.in_flight_free(), free);
@@ -191,8 +188,9 @@ mod tests {
 
     #[test]
     fn weight_is_what_the_allocator_gives() {
-        assert_eq!(ExactBuffer::weight_of(1 << 20), 1 << 20);
-        assert_eq!(ExactBuffer::weight_of((1 << 20) + 1), (1 << 20) + 4096);
-        assert_eq!(ExactBuffer::weight_of(4097), 5120);
+        let Setup { arena, .. } = setup();
+        assert_eq!(arena.weight_of(1 << 20), 1 << 20);
+        assert_eq!(arena.weight_of((1 << 20) + 1), (1 << 20) + 4096);
+        assert_eq!(arena.weight_of(4097), 5120);
     }
 }

@@ -107,8 +107,9 @@ impl Drop for Resident {
 }
 
 impl Cache {
-    /// An empty memory tier of the size that the budget gives it, before a disk tier if there is one.
-    pub fn new(budget: &Budget, disk: Option<Disk>, purges: Purges, metrics: Arc<Metrics>) -> Self {
+    /// An empty memory tier of the size that the budget gives it, before a disk tier if there is one. One that does not weigh
+    /// takes extents at their length, to measure by.
+    pub fn new(budget: &Budget, weighs: bool, disk: Option<Disk>, purges: Purges, metrics: Arc<Metrics>) -> Self {
         let shards = usize::try_from(CACHE_SHARDS).unwrap_or(1);
         let capacity = usize::try_from(budget.sum.cache_bytes).unwrap_or(usize::MAX);
         let evicted = Arc::new(AtomicU64::new(0));
@@ -116,8 +117,8 @@ impl Cache {
             .with_name("extents")
             .with_shards(shards)
             .with_eviction_config(S3FifoConfig::default())
-            .with_weighter(|key: &ExtentKey, resident: &Resident| {
-                entry_weight(&resident.0) + key.object().weight_once()
+            .with_weighter(move |key: &ExtentKey, resident: &Resident| {
+                if weighs { entry_weight(&resident.0) + key.object().weight_once() } else { resident.0.len() }
             })
             .with_event_listener(Arc::new(Departures { metrics: Arc::clone(&metrics), evicted: Arc::clone(&evicted) }))
             .build();
@@ -261,6 +262,11 @@ impl Cache {
         }
     }
 
+    /// What the memory tier may weigh now.
+    pub fn capacity(&self) -> u64 {
+        self.capacity.load(Ordering::Relaxed)
+    }
+
     /// How full it is.
     pub fn usage(&self) -> CacheUsage {
         let disk = self.disk.as_ref().map(Disk::usage).unwrap_or_default();
@@ -269,7 +275,7 @@ impl Cache {
         let peak = self.entries_peak.fetch_max(entries, Ordering::Relaxed).max(entries);
         let ghosts = self.evicted.load(Ordering::Relaxed).min(peak);
         CacheUsage {
-            capacity_bytes: self.capacity.load(Ordering::Relaxed),
+            capacity_bytes: self.capacity(),
             usage_bytes,
             entries,
             heap_bytes: usage_bytes.saturating_sub(entries * ENTRY_BYTES as u64)

@@ -92,10 +92,12 @@ pub struct Measures {
     pub least_rate: bool,
     /// Payload is held to its room.
     pub ledger: bool,
+    /// Payload weighs what the allocator gives and what it costs to keep, not its length.
+    pub weigher: bool,
 }
 
 impl Measures {
-    const NAMES: [&'static str; 6] = ["arena", "purge", "resize", "shed", "least_rate", "ledger"];
+    const NAMES: [&'static str; 7] = ["arena", "purge", "resize", "shed", "least_rate", "ledger", "weigher"];
 
     fn without(words: &[String], governor: bool) -> Self {
         let on = |name: &str| !words.iter().any(|word| word == name);
@@ -106,6 +108,7 @@ impl Measures {
             shed: governor && on("shed"),
             least_rate: governor && on("least_rate"),
             ledger: on("ledger"),
+            weigher: on("weigher"),
         }
     }
 }
@@ -135,7 +138,7 @@ pub enum LimitSource {
     Env,
     /// The configuration file.
     File,
-    /// 75 % of the cgroup's limit.
+    /// 75 % of the cgroup's limit, less where the kernel's share would not fit beside it.
     Cgroup,
     /// 25 % of RAM.
     Ram,
@@ -342,7 +345,11 @@ fn read_memory(read: &mut Reader, machine: &Machine, disk: bool, header_bytes_ma
         (Some(limit), _, _) => (limit, LimitSource::File),
         // It was written, and is wrong: the fault is told, and nothing is derived from something else.
         (None, Some(_), _) => return None,
-        (None, None, Some(cgroup)) if cgroup < machine.ram => (cgroup / 4 * 3, LimitSource::Cgroup),
+        (None, None, Some(cgroup)) if cgroup < machine.ram => {
+            let limit = cgroup / 4 * 3;
+            let left = cgroup.saturating_sub(Plan { limit, ..plan }.kernel_bytes());
+            (limit.min(left), LimitSource::Cgroup)
+        }
         (None, None, _) => (machine.ram / 4, LimitSource::Ram),
     };
     match (Plan { limit, ..plan }).divide() {

@@ -18,8 +18,8 @@ use foyer::{
 use futures::FutureExt;
 use tokio::time::timeout;
 
+use crate::buffer::Extent;
 use crate::buffer::arena::Arena;
-use crate::buffer::{ExactBuffer, Extent};
 use crate::config::DiskConfig;
 use crate::error::Error;
 use crate::ledger::Ledger;
@@ -162,7 +162,7 @@ impl Disk {
     /// The grant for it is taken before anything is read: the buffer that is read into, and the extent decoded from it.
     pub async fn load(&self, key: &ExtentKey) -> Result<Option<Extent>, Error> {
         let length = key.range().len();
-        let grant = self.ledger.grant(read_bytes(length)).await?;
+        let grant = self.ledger.grant(self.read_bytes(length)).await?;
         let decoding = Decoding::extent(Arc::clone(&self.arena), grant, length);
         let key = Key::Extent(key.clone());
         let loaded = contained(DECODING.scope(decoding, self.entries.storage().load(&key))).await;
@@ -241,6 +241,11 @@ impl Disk {
         Some(ticket)
     }
 
+    /// What reading an extent of `length` bytes holds at most.
+    fn read_bytes(&self, length: u64) -> u64 {
+        self.arena.weight_of(length).saturating_add(aligned(length))
+    }
+
     fn checked<T>(&self, loaded: foyer::Result<T>) -> Option<T> {
         loaded
             .inspect_err(|error| {
@@ -261,11 +266,6 @@ impl std::fmt::Debug for Disk {
 async fn contained<T>(work: impl Future<Output = foyer::Result<T>>) -> foyer::Result<T> {
     let panicked = |_| Err(foyer::Error::new(foyer::ErrorKind::External, "the disk engine panicked"));
     AssertUnwindSafe(work).catch_unwind().await.unwrap_or_else(panicked)
-}
-
-/// What reading an extent of `length` bytes holds at most.
-fn read_bytes(length: u64) -> u64 {
-    ExactBuffer::weight_of(length).saturating_add(aligned(length))
 }
 
 /// What an entry of `bytes` takes on the device.

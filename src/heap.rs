@@ -1,7 +1,7 @@
 //! Heap profiles: who holds memory, by call stack.
 //!
 //! The server dumps jemalloc's samples into an unnamed file, which takes a few milliseconds and next to no memory. Names
-//! are put to addresses by a short-lived process of the same binary: symbol tables take some 60 MB, and those must not
+//! are put to addresses by a short-lived process of the same binary: line tables take some 80 MB, and those must not
 //! stay in a process whose memory is bounded.
 
 use std::fs::File;
@@ -19,6 +19,14 @@ use tokio::time::timeout;
 
 /// The hidden command that [`symbolize`] is run by.
 pub const COMMAND: &str = "heap-profile";
+
+/// Memory of that process, in bytes, beside the binary's own pages, which both share: 80 to 86 MiB measured. Room is made
+/// for it before it starts.
+pub const SYMBOLIZER_BYTES: u64 = 96 << 20;
+
+/// Its allocator: no samples, one arena, nothing kept for later.
+const SYMBOLIZER_MALLOC_CONF: (&str, &str) =
+    ("_RJEM_MALLOC_CONF", "prof:false,narenas:1,dirty_decay_ms:0,muzzy_decay_ms:0");
 
 /// How long naming may take: a second on a busy machine, as measured.
 const SYMBOLIZE_TIMEOUT: Duration = Duration::from_mins(1);
@@ -69,6 +77,7 @@ pub async fn profile(format: Format) -> Result<Vec<u8>, HeapError> {
     let failed = |error: io::Error| HeapError::Symbolize(error.to_string());
     let child = Command::new(own_binary())
         .args([COMMAND, format.argument()])
+        .env(SYMBOLIZER_MALLOC_CONF.0, SYMBOLIZER_MALLOC_CONF.1)
         .stdin(Stdio::from(dump))
         .stdout(Stdio::piped())
         .stderr(Stdio::inherit())
@@ -101,6 +110,11 @@ async fn dump() -> Result<File, HeapError> {
         return Err(HeapError::Off);
     }
     control.dump().map_err(|error| HeapError::Dump(error.to_string()))
+}
+
+/// Should memory end all the same, the kernel takes this process and not the server.
+pub fn go_first() {
+    let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
 }
 
 /// Reads a dump of another process of this binary and returns the profile.

@@ -52,6 +52,7 @@ fn main() -> ExitCode {
 }
 
 fn print_heap_profile(format: heap::Format) -> ExitCode {
+    heap::go_first();
     match heap::symbolize(io::stdin().lock(), format) {
         Ok(profile) if io::stdout().lock().write_all(&profile).is_ok() => ExitCode::SUCCESS,
         Ok(_) => ExitCode::FAILURE,

@@ -27,8 +27,8 @@ use crate::heap;
 use crate::http::admin::{self, AdminApi};
 use crate::http::data::{self, DataApi};
 use crate::ledger::Ledger;
-use crate::memory::AllocatorMemory;
 use crate::memory::sum::ADMIN_CONNECTIONS_MAX;
+use crate::memory::{AllocatorMemory, Cgroup};
 use crate::metadata::Directory;
 use crate::purge::Purges;
 use crate::reader::Reader;
@@ -82,7 +82,8 @@ impl Server {
         let system = |error: &dyn std::error::Error| StartError::System(error.to_string());
         let measures = config.memory.measures;
         let purge_every = usize::try_from(budget.purge_every).unwrap_or(usize::MAX);
-        let arena = if measures.arena { Arena::new(purge_every) } else { Arena::shared() };
+        let arena =
+            if measures.arena { Arena::new(purge_every, measures.weigher) } else { Arena::shared(measures.weigher) };
         let arena = arena.map_err(|error| system(&error))?;
         let (room, in_flight) =
             if measures.ledger { (budget.sum.cache_bytes, budget.sum.in_flight_bytes) } else { (u64::MAX, u64::MAX) };
@@ -96,7 +97,7 @@ impl Server {
             Some(disk) => Purges::open(&disk.path).map_err(|error| system(&error))?,
             None => Purges::in_memory(),
         };
-        let cache = Arc::new(Cache::new(&budget, disk, purges, Arc::clone(&metrics)));
+        let cache = Arc::new(Cache::new(&budget, measures.weigher, disk, purges, Arc::clone(&metrics)));
         let directory = Arc::new(Directory::new(Arc::clone(&cache), tracker.clone()));
         let fetcher = Arc::new(Fetcher::new(
             Arc::clone(&cache),
@@ -225,7 +226,17 @@ fn serve_admin(
 fn log_addresses(api: &AdminApi, data: &TcpListener, admin: &TcpListener) {
     let (Ok(data), Ok(admin)) = (data.local_addr(), admin.local_addr()) else { return };
     let memory = &api.config.memory;
-    tracing::info!(limit = memory.limit, source = ?memory.limit_source, sum = %memory.budget.sum, "memory");
+    let (limit, kernel) = (memory.limit, memory.budget.kernel_bytes);
+    tracing::info!(limit, source = ?memory.limit_source, sum = %memory.budget.sum, kernel_share = kernel, "memory");
+    let cgroup = Cgroup::find().and_then(|cgroup| cgroup.read().limit_bytes);
+    if let Some(cgroup) = cgroup.filter(|cgroup| *cgroup < limit.saturating_add(kernel)) {
+        tracing::warn!(
+            cgroup,
+            limit,
+            kernel_share = kernel,
+            "the cgroup's limit leaves no room for the kernel's share"
+        );
+    }
     tracing::info!(data = %data, admin = %admin, "listening");
     let (demo, url) = DEMO;
     if api.config.stores.iter().any(|store| store.name.as_str() == demo && store.url.as_str() == url) {

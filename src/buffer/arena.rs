@@ -26,6 +26,7 @@ const PURGER_STACK_BYTES: usize = 512 << 10;
 #[derive(Debug)]
 pub struct Arena {
     flags: c_int,
+    weighs: bool,
     purge_name: CString,
     purge_every: usize,
     freed: AtomicUsize,
@@ -46,14 +47,14 @@ pub enum ArenaError {
 
 impl Arena {
     /// No arena of its own: payloads lie among all else, and their pages go back by the allocator's clock. To measure by.
-    pub fn shared() -> Result<Arc<Self>, ArenaError> {
+    pub fn shared(weighs: bool) -> Result<Arc<Self>, ArenaError> {
         let (purger, _) = thread_waiting_for_its_arena()?;
         let (purge_name, purge_every) = (CString::default(), usize::MAX);
-        Ok(Arc::new(Self { flags: 0, purge_name, purge_every, freed: 0.into(), purging: false.into(), purger }))
+        Ok(Arc::new(Self { flags: 0, weighs, purge_name, purge_every, freed: 0.into(), purging: false.into(), purger }))
     }
 
-    /// A new arena. `purge_every` is in bytes.
-    pub fn new(purge_every: usize) -> Result<Arc<Self>, ArenaError> {
+    /// A new arena. `purge_every` is in bytes. One that does not weigh takes bytes at their length, to measure by.
+    pub fn new(purge_every: usize, weighs: bool) -> Result<Arc<Self>, ArenaError> {
         let index = create()?;
         for (option, value) in [("dirty_decay_ms", -1), ("muzzy_decay_ms", 0)] {
             // Never by time: pages go back by bytes freed, whatever the clock says.
@@ -62,6 +63,7 @@ impl Arena {
         let (thread, receive) = thread_waiting_for_its_arena()?;
         let arena = Arc::new(Self {
             flags: c_int::try_from((index + 1) << 20).unwrap_or(0) | TCACHE_NONE,
+            weighs,
             purge_name: CString::new(format!("arena.{index}.purge")).unwrap_or_default(),
             purge_every: purge_every.max(1),
             freed: AtomicUsize::new(0),
@@ -73,8 +75,14 @@ impl Arena {
         Ok(arena)
     }
 
+    /// What `length` bytes weigh: what the allocator gives for them.
+    pub fn weight_of(&self, length: u64) -> u64 {
+        let bytes = usize::try_from(length).unwrap_or(usize::MAX);
+        if self.weighs { Self::allocated_size(bytes) as u64 } else { length }
+    }
+
     /// What the allocator gives for `length` bytes.
-    pub fn allocated_size(length: usize) -> usize {
+    fn allocated_size(length: usize) -> usize {
         if length == 0 || length > isize::MAX as usize {
             return length;
         }
@@ -237,7 +245,7 @@ mod tests {
 
     #[test]
     fn a_block_holds_what_was_appended_and_no_more() {
-        let arena = Arena::new(1 << 20).unwrap();
+        let arena = Arena::new(1 << 20, true).unwrap();
         let mut block = Block::allocate(&arena, 3).unwrap();
         assert_eq!(block.append(b"ab"), Ok(()));
         assert_eq!(block.append(b"cd"), Err(Full));
@@ -248,7 +256,7 @@ mod tests {
 
     #[test]
     fn freed_pages_leave_the_process() {
-        let arena = Arena::new(usize::MAX).unwrap();
+        let arena = Arena::new(usize::MAX, true).unwrap();
         let resident = || procfs::process::Process::myself().unwrap().statm().unwrap().resident * procfs::page_size();
         let blocks: Vec<Block> = (0..64)
             .map(|_| {

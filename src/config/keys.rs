@@ -27,7 +27,7 @@ keys! {
     ADMIN_LISTEN = "server.admin_listen", "127.0.0.1:9090",
         "Address of the admin API: health, metrics, debug.";
     CONNECTIONS_MAX = "server.connections_max", "",
-        "Client connections at once; further ones are closed. Derived: a twelfth of the memory limit at 14 KiB and `header_bytes_max` each up to 1024, a sixty-fourth above; 64 to 16384.";
+        "Client connections at once; further ones are closed. Derived: a twelfth of the memory limit at 14 KiB and `header_bytes_max` each up to 1024, a ninety-sixth above; 64 to 16384.";
     HEADER_BYTES_MAX = "server.header_bytes_max", "8KiB",
         "Longest request head; a longer one is 431. At least 8 KiB.";
     HEADER_TIMEOUT = "server.header_timeout", "60s",
@@ -39,13 +39,13 @@ keys! {
     DRAIN_TIMEOUT = "server.drain_timeout", "30s",
         "How long running requests may take to end after SIGTERM or SIGINT.";
     MEMORY_LIMIT = "memory.limit", "",
-        "Limit for the resident memory of the whole process. Default: 75 % of the cgroup's limit, else 25 % of RAM.";
+        "Limit for the resident memory of the whole process. Default: 75 % of the cgroup's limit, less where the kernel's own memory would not fit beside it, else 25 % of RAM.";
     MEMORY_IN_FLIGHT = "memory.in_flight", "",
         "The share of the limit that fills may hold at once. Derived: a sixteenth of the limit up to 32 MiB, a twenty-fourth above, at least eight extents. An eighth of it is the reserve for reads in small pieces.";
     GOVERNOR = "memory.governor", "true",
         "Watch resident memory: near the limit give free pages back, make the cache smaller, refuse fills. Off: the limit may be passed.";
     SWITCH_OFF = "memory.switch_off", "",
-        "For measuring what each is worth, never in production: measures left out, some of `arena`, `purge`, `resize`, `shed`, `least_rate`, `ledger`, with commas between.";
+        "For measuring what each is worth, never in production: measures left out, some of `arena`, `purge`, `resize`, `shed`, `least_rate`, `ledger`, `weigher`, with commas between.";
     HEAP_PROFILE = "memory.heap_profile", "true",
         "Sample allocations for /debug/heap, one in 512 KiB. Off: no samples are taken and /debug/heap is 503.";
     DISK_PATH = "disk.path", "",

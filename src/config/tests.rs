@@ -30,6 +30,18 @@ fn the_cgroup_counts_when_it_is_smaller_than_ram() {
 }
 
 #[test]
+fn the_kernels_share_fits_beside_a_derived_limit() {
+    let cgroup = 1 << 30;
+    let machine = Machine { cgroup_limit: Some(cgroup), ..MACHINE };
+    let config = "[server]\nconnections_max = 12000\nheader_bytes_max = \"8KiB\"\n";
+    let mut faults = Vec::new();
+    let settings = Settings::from_toml(config, &mut faults);
+    let memory = Config::resolve(settings, faults, &machine).unwrap().memory;
+    assert!(memory.limit < cgroup / 4 * 3, "{}", memory.limit);
+    assert!(memory.limit + memory.budget.kernel_bytes <= cgroup);
+}
+
+#[test]
 fn every_fault_is_told_at_once_with_its_key() {
     let faults = resolve(
         r#"

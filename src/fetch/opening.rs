@@ -8,7 +8,6 @@ use tokio::time::Instant;
 
 use super::run::Run;
 use super::{Arrived, Fetcher, Passage};
-use crate::buffer::ExactBuffer;
 use crate::error::{Error, Kind};
 use crate::flight::{Interest, Landing, Waiter};
 use crate::ledger::Grant;
@@ -125,7 +124,7 @@ impl Fetcher {
             Span::Part(range) => range.len(),
             Span::Suffix(length) => length.get(),
         };
-        Some(FirstGet { span, weight: ExactBuffer::weight_of(length.min(self.config.extent_max.get())) })
+        Some(FirstGet { span, weight: self.arena.weight_of(length.min(self.config.extent_max.get())) })
     }
 
     /// Makes what was learned known, and the extents of the answer joinable.

@@ -186,7 +186,7 @@ impl Fetcher {
 
     /// The memory for one extent.
     async fn grant(&self, target: &Target, extent: ByteRange) -> Result<Grant, Error> {
-        let weight = ExactBuffer::weight_of(extent.len());
+        let weight = self.arena.weight_of(extent.len());
         match target.passage {
             Passage::InSmallPieces => self.ledger.grant_small(weight).await,
             Passage::Through | Passage::Past => self.ledger.grant(weight).await,

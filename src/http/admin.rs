@@ -100,10 +100,16 @@ async fn metrics(State(api): State<Arc<AdminApi>>, request: HeaderMap) -> Respon
 }
 
 async fn heap_profile(api: &AdminApi, format: Format) -> Response {
-    let Ok(_one_at_a_time) = api.profiling.try_lock() else {
-        let mut response = problem(StatusCode::SERVICE_UNAVAILABLE, "another heap profile is being made");
+    let later = |why| {
+        let mut response = problem(StatusCode::SERVICE_UNAVAILABLE, why);
         response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
-        return response;
+        response
+    };
+    let Ok(_one_at_a_time) = api.profiling.try_lock() else {
+        return later("another heap profile is being made");
+    };
+    let Some(_loan) = api.governor.lend(heap::SYMBOLIZER_BYTES).await else {
+        return later("there is no memory for the process that puts names to addresses");
     };
     let (content_type, disposition) = match format {
         Format::Pprof => ("application/octet-stream", "attachment; filename=\"heap.pb.gz\""),

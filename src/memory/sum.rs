@@ -11,7 +11,7 @@ const MIB: u64 = 1 << 20;
 
 /// Resident when idle: program text and data, runtime, allocator structures, profiler. Measured 13 MiB idle and 18 MiB
 /// after a first request of every kind, on x86-64.
-const BASELINE_BYTES: u64 = 22 * MIB;
+const BASELINE_BYTES: u64 = 20 * MIB;
 
 /// Touched stack of a thread: tokio's workers use under 64 KiB in the profile of a busy server.
 const STACK_BYTES: u64 = 64 * KIB;
@@ -59,8 +59,8 @@ const EXTENTS_MIN: u64 = 8 * CACHE_SHARDS;
 /// Shards of the cache: 8 fill to 0.99 of its capacity, 64 to 0.92 (measured), and 8 locks are enough for 2 to 16 cores.
 pub const CACHE_SHARDS: u64 = 8;
 
-/// Pages are given back each time this share of the payload limit was freed (1.6 %), at most [`PURGE_BYTES_MAX`].
-const PURGE_SHARE: u64 = 64;
+/// Pages are given back each time this share of the payload limit was freed (1 %), at most [`PURGE_BYTES_MAX`].
+const PURGE_SHARE: u64 = 96;
 const PURGE_BYTES_MAX: u64 = 64 * MIB;
 
 /// Memory of the disk tier's index for one entry: foyer's takes 60 to 65 B at 200,000 entries, and 115 B at 50,000, when
@@ -197,9 +197,7 @@ impl Plan {
     /// Divides the limit.
     pub fn divide(self) -> Result<Budget, Indivisible> {
         let limit = self.limit;
-        let connection_bytes = CONNECTION_BYTES + self.header_bytes_max;
-        let connections = (limit / 12 / connection_bytes).min(CONNECTIONS).max(limit / 64 / connection_bytes);
-        let connections_max = self.connections_max.unwrap_or(connections.clamp(64, 16 << 10));
+        let (connection_bytes, connections_max) = (self.connection_bytes(), self.connections());
         let concurrency = (limit / 32 / UPSTREAM_BYTES).min(CONCURRENCY).max(limit / 64 / UPSTREAM_BYTES);
         let upstream_concurrency = self.upstream_concurrency.unwrap_or(concurrency.clamp(16, 256));
         let derived_extent = EXTENT_BYTES_MAX.min(previous_power_of_two(limit / 8 / EXTENTS_MIN));
@@ -208,14 +206,14 @@ impl Plan {
         let run_max = nonzero((run_max - run_max % extent_max.get()).min(RUN_EXTENTS_MAX * extent_max.get()));
         // A fill holds one extent; a read from disk two and a little. An eighth is the reserve.
         let in_flight_min = 4 * extent_max.get();
-        let derived_in_flight = (limit / 24).max((limit / 16).min(32 * MIB)).min(1 << 30).max(8 * extent_max.get());
+        let derived_in_flight = (limit / 32).max((limit / 16).min(32 * MIB)).min(1 << 30).max(8 * extent_max.get());
         let in_flight_bytes = self.in_flight.unwrap_or(derived_in_flight);
         if in_flight_bytes < in_flight_min {
             return Err(Indivisible::ShareTooSmall { extent_max, in_flight_bytes, in_flight_min });
         }
 
         let (disk_buffer_bytes, disk_entries_max) = if self.disk {
-            let buffer = (limit / 128).clamp(2 * MIB, 32 * MIB).max(2 * extent_max.get()).next_multiple_of(MIB);
+            let buffer = (limit / 128).clamp(2 * MIB, 16 * MIB).max(2 * extent_max.get()).next_multiple_of(MIB);
             (buffer, self.disk_entries_max.unwrap_or(limit / 48 / DISK_INDEX_ENTRY_BYTES))
         } else {
             (0, 0)
@@ -234,8 +232,8 @@ impl Plan {
         };
         let payload = limit.saturating_sub(sum.total());
         let purge_every = (payload / PURGE_SHARE).clamp(MIB, PURGE_BYTES_MAX);
-        // Two purges' worth can be free at once, and 2 % of payload is lost to runs of pages that fit nothing.
-        sum.slack_bytes = 2 * purge_every + payload * 2 / 100;
+        // Two purges' worth can be free at once, and 1 % of payload is lost to runs of pages that fit nothing.
+        sum.slack_bytes = 2 * purge_every + payload / 100;
         let needed = sum.total().saturating_add(CACHE_BYTES_MIN);
         if needed > limit {
             let largest = sum.largest_key();
@@ -245,12 +243,9 @@ impl Plan {
         if extent_max.get() > sum.cache_bytes / EXTENTS_MIN {
             return Err(Indivisible::ExtentTooLong { extent_max, sum: Box::new(sum) });
         }
-        let kernel_bytes = KERNEL_BYTES
-            .saturating_add(limit / KERNEL_SHARE)
-            .saturating_add(connections_max.saturating_mul(SOCKET_BYTES));
         Ok(Budget {
             sum,
-            kernel_bytes,
+            kernel_bytes: self.kernel_bytes(),
             connections_max,
             upstream_concurrency,
             extent_max,
@@ -259,6 +254,22 @@ impl Plan {
             disk_buffer_bytes,
             disk_entries_max,
         })
+    }
+
+    /// What a cgroup has to allow beside the limit, in bytes.
+    pub fn kernel_bytes(&self) -> u64 {
+        let sockets = self.connections().saturating_mul(SOCKET_BYTES);
+        KERNEL_BYTES.saturating_add(self.limit / KERNEL_SHARE).saturating_add(sockets)
+    }
+
+    const fn connection_bytes(&self) -> u64 {
+        CONNECTION_BYTES + self.header_bytes_max
+    }
+
+    fn connections(&self) -> u64 {
+        let (limit, each) = (self.limit, self.connection_bytes());
+        let derived = (limit / 12 / each).min(CONNECTIONS).max(limit / 96 / each);
+        self.connections_max.unwrap_or(derived.clamp(64, 16 << 10))
     }
 }
 
