@@ -11,7 +11,7 @@
 //!     range               spec.resolve(size) -> Whole | Part(ByteRange) | Unsatisfiable; cut into extents
 //!     cache               memory, then disk
 //!     fetch               flights (join or lead), missing runs -> store -> exact buffers; retries, If-Match
-//!       ledger              one grant for a run, before its GET
+//!       ledger              one grant for an extent, before it is allocated
 //!       store               what the upstream answered, checked
 //!       buffer              allocated once, charged, handed on as it is
 //!     cache               insert; the response does not wait for it
